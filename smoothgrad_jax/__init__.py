@@ -1,0 +1,47 @@
+"""Smoothed stochastic variational inference in JAX, after Mandt and Blei (NIPS 2014)."""
+
+from smoothgrad_jax import diagnostics, dirichlet, window
+from smoothgrad_jax.diagnostics import averaged_step, bias_variance, count_negative
+from smoothgrad_jax.documents import Batch, pack
+from smoothgrad_jax.lda import (
+    LDA,
+    LocalInfo,
+    elbo,
+    init_topics,
+    local_step,
+    log_predictive,
+    split_documents,
+    topics,
+)
+from smoothgrad_jax.svi import SVIState, global_step, init, robbins_monro, run, sweep
+from smoothgrad_jax.transform import natural_gradient, smoothed_svi, window_mean
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LDA",
+    "Batch",
+    "LocalInfo",
+    "SVIState",
+    "averaged_step",
+    "bias_variance",
+    "count_negative",
+    "diagnostics",
+    "dirichlet",
+    "elbo",
+    "global_step",
+    "init",
+    "init_topics",
+    "local_step",
+    "log_predictive",
+    "natural_gradient",
+    "pack",
+    "robbins_monro",
+    "run",
+    "smoothed_svi",
+    "split_documents",
+    "sweep",
+    "topics",
+    "window",
+    "window_mean",
+]

@@ -1,0 +1,280 @@
+"""Smoothed stochastic variational inference, for any conjugate-exponential model.
+
+    Ŝᴸ_i  = mean of the last L of the noisy statistics Ŝ_i
+    λ_i+1 = λ_i + ρ_i ((η − λ_i) + Ŝᴸ_i) = (1 − ρ_i) λ_i + ρ_i (η + Ŝᴸ_i)
+
+The statistics are averaged, λ is not: it is a convex combination of positive numbers and stays positive for ρ ≤ 1.
+
+| letter | name       | meaning                                                                            |
+|--------|------------|------------------------------------------------------------------------------------|
+| λ      | ``params`` | natural parameters of the global variational distribution, any pytree              |
+| Ŝ      | ``stats``  | expected statistics of one minibatch, scaled up to the whole data; like ``params`` |
+| η      | ``prior``  | natural parameters of the prior: a pytree prefix of ``params``, so one number will |
+|        |            | do                                                                                 |
+| ρ      | ``rho``    | step size                                                                          |
+| L      | ``length`` | window                                                                             |
+| i      | ``step``   | steps taken                                                                        |
+
+A model enters as a function ``local_step(params, batch) -> (stats, info)``; nothing here knows which model it is.
+
+Reference: Mandt and Blei, *Smoothed Gradients for Stochastic Variational Inference*, NIPS 2014.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from smoothgrad_jax import window as _window
+from smoothgrad_jax.window import Warmup
+
+LocalStep = Callable[[Any, Any], tuple[Any, Any]]
+
+
+class SVIState(NamedTuple):
+    """What the next step needs.
+
+    Attributes:
+      params: λ.
+      window: The statistics of the last steps and their sum.
+      step: i, int32.
+    """
+
+    params: Any
+    window: _window.WindowState | _window.ExponentialState
+    step: jax.Array
+
+
+def init(params: Any, capacity: int | float = 1, *, exponential: bool = False, dtype: Any = None) -> SVIState:
+    """The state before the first step.
+
+    Args:
+      params: λ to start from, a pytree of positive arrays.
+      capacity: The longest window that will be asked for: memory for ``capacity + 1`` statistics is allocated. 0 or ∞
+        averages everything and needs none.
+      exponential: Forget exponentially instead: one slot, any length.
+      dtype: dtype of the stored statistics, for example ``jnp.bfloat16``.
+
+    Returns:
+      An :class:`SVIState`.
+    """
+    params = jax.tree.map(jnp.asarray, params)
+    window = _window.init_exponential(params) if exponential else _window.init(params, capacity, dtype=dtype)
+    return SVIState(params, window, jnp.zeros((), jnp.int32))
+
+
+def runs() -> SVIState:
+    """``in_axes`` and ``out_axes`` for a ``vmap`` of :func:`global_step` over runs that step together."""
+    return SVIState(params=0, window=_window.runs(), step=None)
+
+
+@partial(jax.jit, static_argnames="warmup")
+def global_step(
+    state: SVIState, stats: Any, prior: Any, rho: Any, length: Any = None, *, warmup: Warmup = "mean"
+) -> SVIState:
+    """Average the statistics and move λ towards them.
+
+        λ ← (1 − ρ) λ + ρ (η + Ŝᴸ)
+
+    A pure function. In a loop give the old state away, and the ring is updated in place instead of copied:
+
+        step = jax.jit(global_step, donate_argnums=0)
+
+    Args:
+      state: The state.
+      stats: Ŝ, from a local step.
+      prior: η.
+      rho: ρ in [0, 1].
+      length: L, by default the capacity; see :func:`smoothgrad_jax.window.push`.
+      warmup: ``"mean"`` or ``"zeros"``; see :func:`smoothgrad_jax.window.push`.
+
+    Returns:
+      The next state.
+
+    With L = 1 this is SVI; with L = 1, ρ = 1 and statistics of the whole data it is batch variational Bayes.
+    """
+    mean, window = _window.push(state.window, stats, length, warmup=warmup)
+
+    def move(eta, params, mean):  # eta is one leaf, which may stand for a whole subtree of params
+        return jax.tree.map(lambda lam, s: ((1 - rho) * lam + rho * (eta + s)).astype(lam.dtype), params, mean)
+
+    return SVIState(jax.tree.map(move, prior, state.params, mean), window, state.step + 1)
+
+
+def robbins_monro(tau: float = 1.0, kappa: float = 0.7) -> Callable[[Any], Any]:
+    """The step sizes ρ_t = (τ + t)^−κ for t = 0, 1, …, an optax schedule.
+
+    Args:
+      tau: τ ≥ 1 slows the first steps down; ρ_0 = τ^−κ must not exceed 1.
+      kappa: κ in (0.5, 1] fulfils the conditions of Robbins and Monro; 0 is a constant 1.
+    """
+    if isinstance(tau, int | float) and not tau >= 1:
+        raise ValueError(f"tau must be at least 1, or the first step sizes exceed 1; got {tau}")
+    if isinstance(kappa, int | float) and not kappa >= 0:
+        raise ValueError(f"kappa must not be negative, or the step sizes grow; got {kappa}")
+
+    def schedule(count):
+        return (tau + count) ** -jnp.asarray(kappa, jnp.float32)
+
+    return schedule
+
+
+def run(
+    local_step: LocalStep,
+    state: SVIState,
+    batches: Any,
+    prior: Any,
+    rho: Any,
+    length: Any = None,
+    *,
+    warmup: Warmup = "mean",
+    record: Callable[[SVIState, Any], Any] | None = None,
+    update: Callable[..., SVIState] = global_step,
+) -> tuple[SVIState, Any]:
+    """Many steps in one compiled program.
+
+    It is compiled for the function objects it is given. ``jax.tree_util.Partial(local_step, model)`` makes the model's
+    numbers an input instead of a constant: made anew for other numbers it does not compile again.
+
+    Args:
+      local_step: ``(params, batch) -> (stats, info)``.
+      state: From :func:`init`, or from an earlier run to go on.
+      batches: A pytree with a leading axis T: one minibatch a step.
+      prior: η.
+      rho: ρ: a number, one per step [T], or a schedule of the step number.
+      length: L: likewise; by default the capacity.
+      warmup: ``"mean"`` or ``"zeros"``.
+      record: ``(state after the step, info) -> what to keep``; by default the info of every step is kept.
+      update: The global step; :func:`smoothgrad_jax.diagnostics.averaged_step` is another.
+
+    Returns:
+      ``(state, records)``; the records have a leading axis T.
+    """
+    num_steps = _num_steps(batches)
+    if isinstance(state.window, _window.WindowState) and not callable(length):
+        _window.check_length(length, _window.capacity_of(state.window))
+    steps = state.step + jnp.arange(num_steps, dtype=jnp.int32)
+    rho, length = _per_step("rho", rho, steps), _per_step("length", length, steps)
+    return _run(_partial(local_step), state, batches, prior, rho, length, warmup, record, update)
+
+
+def sweep(
+    local_step: LocalStep,
+    params: Any,
+    batches: Any,
+    prior: Any,
+    rho: Any,
+    lengths: Sequence[int | float],
+    *,
+    warmup: Warmup = "mean",
+    dtype: Any = None,
+    record: Callable[[SVIState, Any], Any] | None = None,
+    memory_limit: float | None = None,
+) -> tuple[SVIState, Any]:
+    """Runs with several window lengths in one program, all on the same minibatches.
+
+    The runs share the clock and the write slot, so each gets a ring for the longest finite length: R runs with windows
+    up to C take R (C + 1) slots of λ's size, and not Σ L. That is the price of a write that is one copy and not a
+    scatter; lengths of very different size are cheaper in two sweeps. L = ∞ costs a ring like the others.
+
+    Args:
+      local_step, batches, prior, rho, warmup, record: As in :func:`run`.
+      params: λ, where every run starts.
+      lengths: R window lengths; ``math.inf`` averages everything.
+      dtype: dtype of the stored statistics.
+      memory_limit: Bytes the sweep may take; by default what the machine has free.
+
+    Returns:
+      ``(states, records)`` with a leading axis R; each run equals a separate :func:`run` up to rounding.
+
+    Raises:
+      MemoryError: Before anything is allocated.
+    """
+    lengths = list(lengths)
+    if not lengths:
+        raise ValueError("lengths is empty: nothing to sweep")
+    capacity = int(max((length for length in lengths if length != math.inf), default=0))
+    for length in lengths:
+        _window.check_length(length, capacity)
+    params = jax.tree.map(jnp.asarray, params)
+    _check_memory(params, lengths, capacity, dtype, memory_limit)
+    rho = _per_step("rho", rho, jnp.arange(_num_steps(batches), dtype=jnp.int32))
+    lengths = jnp.asarray(lengths, jnp.float32)
+    return _sweep(_partial(local_step), params, batches, prior, rho, lengths, capacity, warmup, dtype, record)
+
+
+@partial(jax.jit, static_argnames=("warmup", "record", "update"))
+def _run(local_step, state, batches, prior, rho, length, warmup, record, update):
+    def step(state, inputs):
+        batch, rho, length = inputs
+        stats, info = local_step(state.params, batch)
+        state = update(state, stats, prior, rho, length, warmup=warmup)
+        return state, record(state, info) if record else info
+
+    return lax.scan(step, state, (batches, rho, length))
+
+
+@partial(jax.jit, static_argnames=("capacity", "warmup", "dtype", "record"))
+def _sweep(local_step, params, batches, prior, rho, lengths, capacity, warmup, dtype, record):
+    def one(length):
+        state = init(params, capacity, dtype=dtype)
+        every = jnp.broadcast_to(length, rho.shape)
+        return _run(local_step, state, batches, prior, rho, every, warmup, record, global_step)
+
+    return jax.vmap(one)(lengths)
+
+
+def _partial(local_step):
+    """A function as a pytree: its arguments so far are inputs, the function itself is what is compiled."""
+    return local_step if isinstance(local_step, jax.tree_util.Partial) else jax.tree_util.Partial(local_step)
+
+
+def _num_steps(batches):
+    sizes = {np.shape(leaf)[0] if np.ndim(leaf) else None for leaf in jax.tree.leaves(batches)}
+    if len(sizes) != 1 or None in sizes:
+        raise ValueError(
+            "batches must be stacked: every array needs the same leading axis, one entry a step "
+            f"(found leading sizes {sorted(map(str, sizes))}); pack(X, rows) with rows [T, B] makes such a stack"
+        )
+    return sizes.pop()
+
+
+def _per_step(name, value, steps):
+    """A number, a schedule or an array as [T]; None stays None."""
+    if value is None:
+        return None
+    if callable(value):
+        return jax.vmap(lambda step: jnp.asarray(value(step)))(steps)
+    value = jnp.asarray(value, jnp.float32)
+    if value.ndim > 1 or (value.ndim == 1 and value.shape != steps.shape):
+        raise ValueError(f"{name} must be a number, a schedule, or one per step [{len(steps)}]; got {value.shape}")
+    return jnp.broadcast_to(value, steps.shape)
+
+
+def _check_memory(params, lengths, capacity, dtype, limit):
+    each = _window.nbytes(params, capacity, dtype=dtype) + sum(2 * leaf.nbytes for leaf in jax.tree.leaves(params))
+    need, free = len(lengths) * each, _free_memory() if limit is None else limit
+    if free is not None and need > free:
+        raise MemoryError(
+            f"{len(lengths)} runs with windows of up to {capacity} take {need / 1e9:.1f} GB, and {free / 1e9:.1f} GB "
+            "are free. Sweep fewer or shorter lengths, or store them in half the memory with dtype=jnp.bfloat16; "
+            "memory_limit overrides this check."
+        )
+
+
+def _free_memory():
+    """Bytes that the default device, or the machine, has free; None if it does not tell."""
+    stats = jax.devices()[0].memory_stats()
+    if stats and "bytes_limit" in stats:
+        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+    info = Path("/proc/meminfo")
+    if not info.exists():
+        return None
+    free = [line for line in info.read_text().splitlines() if line.startswith("MemAvailable:")]
+    return int(free[0].split()[1]) * 1024 if free else None
