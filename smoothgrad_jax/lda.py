@@ -82,7 +82,7 @@ def local_step(
     Each document starts from γ = α + N/K (N its number of tokens) and stops by itself, when mean_k |Δγ_k| < ``tol``;
     its γ depends on nothing else in the batch.
 
-    Allocates two arrays of λ's size besides the result, and one tile [n, K].
+    Allocates two arrays of λ's size besides the result (five with jax 0.10), and one tile [n, K].
 
     Args:
       model: Priors and corpus size.
@@ -167,10 +167,9 @@ def topics(lam: jax.Array) -> jax.Array:
 @jax.jit
 def _local_step(model, lam, batch, tol, max_iter):
     table, _ = _topic_table(lam)
-    weights, info = _fit(model, lam, batch, table, tol, max_iter)
-    # Ŝ_wk = (D/B) β̃_wk Σ_d θ̃_dk n_dw / (β̃θ̃)_dw
-    scale = jnp.asarray(model.num_docs, lam.dtype) / batch.size
-    return (scale * weights * table)[:, : lam.shape[1]], info
+    stats, info = _fit(model, lam, batch, table, tol, max_iter)
+    # Ŝ_wk = (D/B) Σ_d n_dw φ_dwk
+    return jnp.asarray(model.num_docs, lam.dtype) / batch.size * stats, info
 
 
 @jax.jit
@@ -208,14 +207,14 @@ def _log_predictive(model, lam, observed, held_out, tol, max_iter):
 
 
 def _fit(model, lam, batch, table, tol, max_iter):
-    """γ of every document, and Σ_d θ̃_dk n_dw / (β̃θ̃)_dw [V, K], padded as the table is."""
+    """Σ_d n_dw φ_dwk [V, K], and γ of every document."""
     num_topics = lam.shape[1]
     alpha = _alpha(model, lam)
     padded_alpha = _pad(alpha, 1)  # padding is inert: its β̃ is 0
     real = _pad(jnp.ones_like(alpha))
 
     def visit(carry, row, words, counts):
-        weights, gammas, iterations, change = carry
+        stats, gammas, iterations, change = carry
         counts = counts.astype(lam.dtype)
         beta = table[words]
         tokens = counts.sum()
@@ -236,10 +235,11 @@ def _fit(model, lam, batch, table, tol, max_iter):
         start = (gamma, jnp.full((), jnp.inf, lam.dtype), jnp.zeros((), jnp.int32))
         gamma, moved, i = lax.while_loop(unfinished, update, start)
         theta = _theta(gamma, shift)
-        share = (counts / (beta @ theta))[:, None] * theta
+        # n_w φ_wk = (n_w / (β̃θ̃)_w) β̃_wk θ̃_k; in this order no factor can overflow
+        expected_counts = ((counts / (beta @ theta))[:, None] * beta) * theta
         return (
-            weights.at[words].add(share),
-            lax.dynamic_update_slice(gammas, gamma[None, :num_topics], (row, 0)),
+            stats.at[words].add(expected_counts),
+            gammas.at[row].set(gamma[:num_topics]),
             iterations.at[row].set(i),
             jnp.maximum(change, moved),
         )
@@ -250,8 +250,8 @@ def _fit(model, lam, batch, table, tol, max_iter):
         jnp.zeros(batch.size, jnp.int32),
         jnp.zeros((), lam.dtype),
     )
-    weights, *info = _each_document(batch, start, visit)
-    return weights, LocalInfo(*info)
+    stats, *info = _each_document(batch, start, visit)
+    return stats[:, :num_topics], LocalInfo(*info)
 
 
 def _each_document(batch, carry, visit):

@@ -120,7 +120,7 @@ def robbins_monro(tau: float = 1.0, kappa: float = 0.7) -> Callable[[Any], Any]:
         raise ValueError(f"kappa must not be negative, or the step sizes grow; got {kappa}")
 
     def schedule(count):
-        return (tau + count) ** -jnp.asarray(kappa, jnp.float32)
+        return (tau + count) ** -jnp.asarray(kappa, float)
 
     return schedule
 
@@ -205,7 +205,7 @@ def sweep(
     params = jax.tree.map(jnp.asarray, params)
     _check_memory(params, lengths, capacity, dtype, memory_limit)
     rho = _per_step("rho", rho, jnp.arange(_num_steps(batches), dtype=jnp.int32))
-    lengths = jnp.asarray(lengths, jnp.float32)
+    lengths = jnp.asarray(lengths, float)
     return _sweep(_partial(local_step), params, batches, prior, rho, lengths, capacity, warmup, dtype, record)
 
 
@@ -251,7 +251,7 @@ def _per_step(name, value, steps):
         return None
     if callable(value):
         return jax.vmap(lambda step: jnp.asarray(value(step)))(steps)
-    value = jnp.asarray(value, jnp.float32)
+    value = jnp.asarray(value, float)
     if value.ndim > 1 or (value.ndim == 1 and value.shape != steps.shape):
         raise ValueError(f"{name} must be a number, a schedule, or one per step [{len(steps)}]; got {value.shape}")
     return jnp.broadcast_to(value, steps.shape)

@@ -371,16 +371,19 @@ def _unzip(like, pairs):
     return jax.tree.transpose(jax.tree.structure(like), jax.tree.structure((0, 0)), pairs)
 
 
-def _write(ring, value, slot):
-    start = (slot,) + (jnp.zeros((), slot.dtype),) * value.ndim
-    return lax.dynamic_update_slice(ring, value[None].astype(ring.dtype), start)
+def _write(array, value, index):
+    """``array[index] = value`` as one dynamic update slice, in place where the array is not needed any more."""
+    return lax.dynamic_update_slice(array, value[None].astype(array.dtype), _start((index,), value.ndim))
 
 
 def _read(array, index):
-    """``array[index]`` as one dynamic slice."""
+    """``array[index]`` as one dynamic slice; ``index`` is a tuple."""
     rest = array.shape[len(index) :]
-    start = (*index, *(0,) * len(rest))
-    return lax.dynamic_slice(array, start, (1,) * len(index) + rest).reshape(rest)
+    return lax.dynamic_slice(array, _start(index, len(rest)), (1,) * len(index) + rest).reshape(rest)
+
+
+def _start(index, more):
+    return (*(jnp.asarray(i, jnp.int32) for i in index), *(jnp.zeros((), jnp.int32),) * more)
 
 
 def _round_to_slot(value, ring):

@@ -1,0 +1,192 @@
+"""Packing: what goes in comes out, in every form, and bad input is named."""
+
+import hypothesis.extra.numpy as hnp
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import scipy.sparse
+from hypothesis import given, settings
+
+from smoothgrad_jax import pack
+from smoothgrad_jax.documents import csr, split
+
+
+def unpack(batch):
+    """The documents of a batch, read tile by tile as the compiled program does: a dense [B, V]."""
+    dense = np.zeros((batch.size, int(batch.num_words)))
+    seen = np.zeros(batch.size, int)
+    for group in batch.groups:
+        width = len(group.span)
+        np.testing.assert_array_equal(group.span, np.arange(width))
+        for i in range(int(group.first), int(group.last)):
+            start, end = batch.offsets[i], batch.offsets[i + 1]
+            assert start + width <= len(batch.words)  # a tile never reaches beyond the array
+            assert 0 < end - start <= width
+            words = batch.words[start : start + width]
+            counts = np.where(group.span < end - start, batch.counts[start : start + width], 0)
+            np.add.at(dense[batch.rows[i]], words, counts)
+            seen[batch.rows[i]] += 1
+    assert (seen <= 1).all()
+    assert ((seen == 1) == (dense.sum(1) > 0)).all()
+    return dense
+
+
+matrices = hnp.arrays(
+    np.float64,
+    st.tuples(st.integers(1, 12), st.integers(1, 200)),
+    elements=st.floats(0, 1e6, width=32),
+    fill=st.just(0.0),
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(matrices)
+def test_pack_keeps_every_count_in_every_form(X):
+    np.testing.assert_array_equal(unpack(pack(X)), X)
+    for form in ("csr", "csc", "coo", "lil", "dok", "bsr"):
+        for kind in (scipy.sparse.coo_array, scipy.sparse.coo_matrix):
+            np.testing.assert_array_equal(unpack(pack(kind(X).asformat(form))), X)
+    listed = [(np.flatnonzero(row), row[row != 0]) for row in X]
+    np.testing.assert_array_equal(unpack(pack(listed, num_words=X.shape[1])), X)
+
+
+@settings(deadline=None, max_examples=50)
+@given(matrices, st.data())
+def test_pack_selects_and_stacks_rows(X, data):
+    rows = data.draw(hnp.arrays(np.int64, (3, 4), elements=st.integers(0, len(X) - 1)))
+    batches = pack(X, rows)
+    for t in range(3):
+        one = type(batches)(
+            *(x[t] for x in batches[:4]),
+            groups=tuple(type(g)(*(x[t] for x in g)) for g in batches.groups),
+            num_words=batches.num_words[t],
+        )
+        np.testing.assert_array_equal(unpack(one), X[rows[t]])
+    np.testing.assert_array_equal(unpack(pack(X, rows[0])), X[rows[0]])
+
+
+def test_a_document_gets_the_same_tile_whatever_the_batch(rng):
+    X = (rng.random((40, 300)) < rng.random((40, 1))).astype(float)
+    width = {}
+    for rows in (np.arange(40), np.arange(5), np.arange(39, -1, -3)):
+        batch = pack(X, rows)
+        for group in batch.groups:
+            for i in range(int(group.first), int(group.last)):
+                row = rows[batch.rows[i]]
+                assert width.setdefault(row, len(group.span)) == len(group.span)
+    assert len(set(width.values())) > 3
+
+
+def test_tiles_do_not_waste_much(rng):
+    lengths = np.arange(1, 3000)
+    X = scipy.sparse.csr_array((np.ones(lengths.sum()), np.concatenate([np.arange(n) for n in lengths]),
+                                np.concatenate([[0], np.cumsum(lengths)])), shape=(len(lengths), 3000))  # fmt: skip
+    batch = pack(X)
+    padded = sum(len(group.span) * (group.last - group.first) for group in batch.groups)
+    assert padded < 1.25 * lengths.sum()
+    assert len(batch.groups) < 20
+
+
+def test_batches_of_one_size_share_their_shapes(rng):
+    X = (rng.random((2000, 500)) < 0.1).astype(float)
+    shapes = set()
+    for _ in range(10):
+        batch = pack(X, rng.choice(2000, 300))
+        shapes.add((len(batch.words), tuple(len(group.span) for group in batch.groups)))
+    assert len(shapes) <= 2
+
+
+def test_empty_documents_keep_their_row():
+    batch = pack(np.array([[0, 0], [1, 2], [0, 0]]))
+    assert batch.size == 3
+    np.testing.assert_array_equal(unpack(batch), [[0, 0], [1, 2], [0, 0]])
+    assert pack(np.zeros((2, 3))).groups == ()
+
+
+def test_duplicate_and_explicit_zero_entries():
+    X = scipy.sparse.coo_array(([1.0, 2.0, 0.0], ([0, 0, 1], [1, 1, 2])), shape=(2, 3))
+    np.testing.assert_array_equal(unpack(pack(X)), [[0, 3, 0], [0, 0, 0]])
+    np.testing.assert_array_equal(unpack(pack([([1, 1], [1, 2])], num_words=3)), [[0, 3, 0]])
+
+
+def test_the_input_is_not_changed():
+    X = scipy.sparse.csr_matrix(([0.0, 1.0, 2.0], [1, 1, 0], [0, 3]), shape=(1, 2))
+    before = (X.data.copy(), X.indices.copy(), X.indptr.copy())
+    pack(X)
+    for a, b in zip(before, (X.data, X.indices, X.indptr), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_float64_is_kept_and_integers_become_float32():
+    assert pack(np.eye(2)).counts.dtype == np.float64
+    assert pack(np.eye(2, dtype=np.int64)).counts.dtype == np.float32
+    assert pack(np.eye(2, dtype=bool)).counts.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("X", "message"),
+    [
+        (np.array([[1.0, 0, 0], [0, -2, 0]]), "document 1: the count of word 1 is -2"),
+        (np.array([[1.0, 0, 0], [np.nan, 2, 0]]), "document 1: the count of word 0 is nan"),
+        (np.array([[np.inf, 0, 0], [0, 2, 0]]), "document 0: the count of word 0 is inf"),
+        (
+            scipy.sparse.csr_array([[0.0, 0, 0], [0, 0, 0], [0, -1, 0]]),
+            "document 2: the count of word 1 is -1",
+        ),
+        ([([0], [1]), ([5], [1])], "document 1: word id 5 is out of range; ids must be in 0 … 2"),
+        ([([0], [1]), ([-1], [1])], "document 1: word id -1 is out of range"),
+        ([([0, 1], [1])], r"document 0: .* one length, got shapes \(2,\) and \(1,\)"),
+        ([([0], [1]), 3], r"document 1: expected a pair"),
+        ([([0.5], [1])], "document 0: word ids must be whole numbers"),
+        ([([0], ["a"])], "document 0: counts must be real numbers"),
+        ([], "there is no document"),
+        (np.zeros((0, 3)), "there is no document"),
+        (np.zeros(3), r"expected documents × words, got an array of float64 of shape \(3,\)"),
+        (np.zeros((2, 3, 4)), "expected documents × words"),
+        (np.array([["a"]]), "expected documents × words, got an array of"),
+        (np.eye(2), "num_words is 3, but the documents have 2 columns"),
+        (np.eye(3) * 1j, "expected documents × words"),
+        (scipy.sparse.eye_array(3) * 1j, "counts must be real numbers"),
+    ],
+)
+def test_bad_input_is_named(X, message):
+    with pytest.raises(ValueError, match=message):
+        pack(X, num_words=3)
+
+
+@pytest.mark.parametrize("rows", [[5], [-1], [], [[[0]]], [0.5], 0])
+def test_bad_rows_are_named(rows):
+    with pytest.raises(ValueError, match="rows must"):
+        pack(np.eye(3), rows)
+
+
+def test_list_without_num_words():
+    assert pack([([4], [1])]).num_words == 5
+    assert pack([([], [])]).num_words == 1
+
+
+@settings(deadline=None, max_examples=100)
+@given(matrices, st.integers(0, 99))
+def test_split_deals_out_every_token(X, seed):
+    X = np.minimum(X, 50)
+    observed, held_out = split(X, np.random.default_rng(seed))
+    np.testing.assert_allclose((observed + held_out).toarray(), X, rtol=1e-6, atol=1e-6)
+    assert (observed.toarray() >= 0).all()
+    assert (held_out.toarray() >= 0).all()
+
+
+def test_split_halves_whole_tokens_at_random():
+    X = np.array([[3, 0, 4, 1], [1, 0, 0, 0], [0, 0, 0, 0], [0, 1, 0, 1]] * 50)
+    observed, held_out = split(X, np.random.default_rng(0))
+    assert (observed.toarray() % 1 == 0).all()
+    np.testing.assert_array_equal(observed.sum(1), (X.sum(1) + 1) // 2)
+    np.testing.assert_array_equal((observed + held_out).toarray(), X)
+    again, _ = split(X, np.random.default_rng(0))
+    np.testing.assert_array_equal(observed.toarray(), again.toarray())
+    # Tokens are dealt without regard to the word: of 8, three of word 0, a half has 1.5 of it on average.
+    assert observed.toarray()[::4, 0].mean() == pytest.approx(1.5, abs=0.35)
+
+
+def test_csr_takes_what_pack_takes(rng):
+    X = (rng.random((5, 4)) < 0.5).astype(np.float32)
+    np.testing.assert_array_equal(csr(scipy.sparse.csc_matrix(X)).toarray(), X)

@@ -1,0 +1,107 @@
+"""The laws of the house that a machine can hold."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import smoothgrad_jax
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "smoothgrad_jax"
+
+# A room imports only rooms above it in this table, and of other packages only these.
+ROOMS = {
+    "window": {"jax", "numpy"},
+    "dirichlet": {"jax"},
+    "documents": {"numpy", "scipy"},
+    "lda": {"jax", "numpy", "dirichlet", "documents"},
+    "svi": {"jax", "numpy", "window"},
+    "transform": {"jax", "optax", "window"},
+    "diagnostics": {"jax", "window", "svi"},
+}
+
+
+def imports(path):
+    """Top-level packages that a file imports, and rooms of this package by their own name."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}: a relative import hides which room it means"
+            names = (
+                [node.module] if node.module != "smoothgrad_jax" else [f"smoothgrad_jax.{a.name}" for a in node.names]
+            )
+        else:
+            continue
+        for name in names:
+            first, *rest = name.split(".")
+            found.add(rest[0] if first == "smoothgrad_jax" else first)
+    return found - set(sys.stdlib_module_names)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_what_the_table_allows(room):
+    assert imports(PACKAGE / f"{room}.py") <= ROOMS[room]
+
+
+def test_every_file_is_a_room_of_the_table():
+    assert {path.stem for path in PACKAGE.glob("*.py")} == {*ROOMS, "__init__"}
+
+
+def test_the_table_has_no_cycle():
+    order = list(ROOMS)
+    for room, allowed in ROOMS.items():
+        assert all(order.index(other) < order.index(room) for other in allowed & set(order))
+
+
+def test_public_names():
+    for name in smoothgrad_jax.__all__:
+        assert hasattr(smoothgrad_jax, name)
+    assert smoothgrad_jax.window.__name__ == "smoothgrad_jax.window"
+    assert callable(smoothgrad_jax.window.push)
+    assert list(smoothgrad_jax.__all__) == sorted(
+        smoothgrad_jax.__all__, key=lambda n: (n != n.upper(), n[0].islower(), n)
+    )
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.glob("*.py")), ids=lambda path: path.stem)
+def test_public_functions_are_documented_and_nothing_is_suppressed(path):
+    text = path.read_text()
+    assert "noqa" not in text
+    assert "type: ignore" not in text
+    tree = ast.parse(text)
+    assert ast.get_docstring(tree)
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            assert ast.get_docstring(node), f"{path.name}: {node.name} has no docstring"
+
+
+def test_import_changes_no_configuration_and_starts_no_backend():
+    program = (
+        "import jax, optax\n"
+        "before = dict(jax.config.values)\n"
+        "import smoothgrad_jax\n"
+        "assert dict(jax.config.values) == before\n"
+        "from jax._src import xla_bridge\n"
+        "assert not xla_bridge._backends, 'importing the package ran a computation'\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, cwd=ROOT)
+
+
+def test_doctests():
+    import doctest
+
+    import jax.numpy as jnp
+    import optax
+
+    from smoothgrad_jax import documents, transform
+
+    names = {"jnp": jnp, "optax": optax}
+    for module in (documents, transform):
+        result = doctest.testmod(module, extraglobs=names, optionflags=doctest.ELLIPSIS)
+        assert result.attempted > 0
+        assert result.failed == 0

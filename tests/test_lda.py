@@ -1,0 +1,313 @@
+"""The model: against the float64 transcription, scikit-learn, and invariances that must hold."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from sklearn.decomposition import LatentDirichletAllocation
+from sklearn.decomposition._lda import _update_doc_distribution
+
+from smoothgrad_jax import (
+    LDA,
+    elbo,
+    init_topics,
+    local_step,
+    log_predictive,
+    pack,
+    split_documents,
+    topics,
+)
+from smoothgrad_jax.documents import csr
+
+V, K, B = 50, 6, 17
+
+
+@pytest.fixture
+def lam(rng):
+    return rng.gamma(0.5, 4, (V, K)) + 0.05
+
+
+@pytest.fixture
+def corpus(make_documents):
+    """Lengths from 0 to 50 words: several tile widths, and empty documents."""
+    documents = make_documents(B, V, longest=50)
+    documents[3] = (np.zeros(0, int), np.zeros(0))
+    return documents
+
+
+@pytest.mark.parametrize("alpha", [0.3, np.linspace(0.05, 2, K)], ids=["one alpha", "alpha per topic"])
+def test_local_step_is_the_transcription_in_float64(x64, lam, corpus, alpha):
+    stats, info = local_step(LDA(alpha, 0.1, 1000), lam, pack(corpus, num_words=V), tol=1e-3, max_iter=500)
+    expected, gamma = oracle.local_step(alpha, lam, corpus, 1000, tol=1e-3, max_iter=500)
+    np.testing.assert_allclose(info.gamma, gamma, rtol=1e-10)
+    np.testing.assert_allclose(stats, expected, rtol=1e-9, atol=1e-12)
+    iterations = [oracle.fit_document(alpha, lam, *document, 1e-3, 500)[2] for document in corpus]
+    np.testing.assert_array_equal(info.iterations, iterations)
+    assert 0 < float(info.change) < 1e-3
+
+
+@pytest.mark.parametrize("max_iter", [0, 1, 7])
+def test_max_iter(x64, lam, corpus, max_iter):
+    stats, info = local_step(LDA(0.3, 0.1, B), lam, pack(corpus, num_words=V), tol=0.0, max_iter=max_iter)
+    expected, _ = oracle.local_step(0.3, lam, corpus, B, tol=0.0, max_iter=max_iter)
+    assert set(np.asarray(info.iterations).tolist()) <= {max_iter, 0}
+    np.testing.assert_allclose(stats, expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(info.gamma[3], 0.3)
+
+
+def test_float32_follows_float64(lam, corpus):
+    # A tolerance that both reach by far, so that no document stops one update apart.
+    stats, info = local_step(LDA(0.3, 0.1, 1000), lam.astype(np.float32), pack(corpus, num_words=V), 1e-5, 1000)
+    expected, gamma = oracle.local_step(0.3, lam, corpus, 1000, 1e-12, 5000)
+    np.testing.assert_allclose(info.gamma, gamma, rtol=2e-3, atol=2e-3)
+    np.testing.assert_allclose(stats, expected, rtol=2e-3, atol=2e-3 * expected.max())
+
+
+def test_scikit_learns_e_step(x64, lam, corpus):
+    """They start elsewhere, and have to arrive at the same fixed point."""
+    X = csr(corpus, V)
+    log_beta = oracle.expected_log(lam, 0)
+    gamma, weights = _update_doc_distribution(X, np.exp(log_beta).T, 0.3, 5000, 1e-10, True, None)
+    stats, info = local_step(LDA(0.3, 0.1, B), lam, pack(X), 1e-10, 5000)
+    np.testing.assert_allclose(info.gamma, gamma, rtol=1e-6)
+    np.testing.assert_allclose(stats, (weights * np.exp(log_beta).T).T, rtol=1e-5, atol=1e-9)
+
+
+def test_scikit_learns_bound(x64, lam, corpus):
+    X = csr(corpus, V)
+    theirs = LatentDirichletAllocation(K, doc_topic_prior=0.3, topic_word_prior=0.1, total_samples=B).fit(X[:2])
+    theirs.components_ = lam.T
+    theirs.exp_dirichlet_component_ = np.exp(oracle.expected_log(lam, 0)).T
+    gamma = np.asarray(local_step(LDA(0.3, 0.1, B), lam, pack(X), 1e-10, 5000)[1].gamma)
+    bound = theirs._approx_bound(X, gamma, sub_sampling=False)
+    assert float(elbo(LDA(0.3, 0.1, B), lam, pack(X), 1e-10, 5000)) == pytest.approx(bound, rel=1e-9)
+
+
+def test_elbo_is_the_transcription(x64, lam, corpus, rng):
+    eta = rng.gamma(1, 1, (V, K))
+    model = LDA(np.linspace(0.1, 1, K), eta, 300)
+    got = elbo(model, lam, pack(corpus, num_words=V))
+    assert float(got) == pytest.approx(oracle.elbo(model.alpha, eta, lam, corpus, 300), rel=1e-10)
+
+
+@pytest.mark.parametrize("prior", [0.01, 0.5])
+@pytest.mark.parametrize("scale", [1.0, 1e5], ids=["small lambda", "large lambda"])
+def test_elbo_is_accurate_in_float32(prior, scale, corpus, rng):
+    lam = (prior + scale * rng.gamma(0.3, 1, (V, K))).astype(np.float32)
+    got = elbo(LDA(prior, prior, 300), lam, pack(corpus, num_words=V), 1e-5, 1000)
+    expected = oracle.elbo(prior, prior, lam, corpus, 300, 1e-9, 3000)
+    assert float(got) == pytest.approx(expected, rel=3e-6)
+
+
+def test_elbo_of_all_minibatches_averages_to_the_whole(x64, lam, corpus):
+    """An unbiased estimate: the mean over the parts of the corpus is the bound of the whole."""
+    X = csr(corpus, V)
+    model = LDA(0.3, 0.1, 16)
+    whole = elbo(model, lam, pack(X, np.arange(16)))
+    parts = [float(elbo(model, lam, pack(X, rows))) for rows in np.arange(16).reshape(2, 8)]
+    assert np.mean(parts) == pytest.approx(float(whole), rel=1e-10)
+    assert np.std(parts) > 1
+
+
+def test_log_predictive_is_the_transcription(x64, lam, corpus):
+    X = csr(corpus, V)
+    observed, held_out = split_documents(X, jax.random.key(1))
+    halves = [[(half[[d]].indices, half[[d]].data) for d in range(B)] for half in (observed, held_out)]
+    got = log_predictive(LDA(0.3, 0.1, B), lam, pack(observed), pack(held_out))
+    assert float(got) == pytest.approx(oracle.log_predictive(0.3, lam, *halves), rel=1e-10)
+
+
+def test_log_predictive_of_uniform_topics_is_known():
+    """All words equally likely: −log V, whatever is observed."""
+    X = np.array([[3, 0, 1, 2], [0, 2, 2, 0]])
+    observed, held_out = split_documents(X, jax.random.key(0))
+    got = log_predictive(LDA(0.5, 0.5, 2), jnp.ones((4, 3)), pack(observed), pack(held_out))
+    assert float(got) == pytest.approx(-np.log(4), rel=1e-6)
+
+
+def test_a_document_does_not_depend_on_the_rest_of_the_batch(lam, corpus, rng):
+    """Bit by bit: other documents, their order, and how much padding there is."""
+    X = csr(corpus, V)
+    lam = lam.astype(np.float32)
+    model = LDA(0.3, 0.1, B)
+    _, whole = local_step(model, lam, pack(X))
+    order = rng.permutation(B)
+    _, shuffled = local_step(model, lam, pack(X, order))
+    np.testing.assert_array_equal(shuffled.gamma, whole.gamma[order])
+    np.testing.assert_array_equal(shuffled.iterations, whole.iterations[order])
+    for d in range(0, B, 4):
+        _, alone = local_step(model, lam, pack(X, [d]))
+        np.testing.assert_array_equal(alone.gamma[0], whole.gamma[d])
+
+
+def test_statistics_do_not_depend_on_the_order(lam, corpus, rng):
+    X = csr(corpus, V)
+    lam = lam.astype(np.float32)
+    stats, _ = local_step(LDA(0.3, 0.1, B), lam, pack(X))
+    shuffled, _ = local_step(LDA(0.3, 0.1, B), lam, pack(X, rng.permutation(B)))
+    np.testing.assert_allclose(shuffled, stats, rtol=1e-5, atol=1e-6)
+
+
+def test_words_and_topics_may_be_renamed(x64, lam, corpus, rng):
+    X = csr(corpus, V)
+    words, names = rng.permutation(V), rng.permutation(K)
+    alpha = np.linspace(0.1, 1, K)
+    stats, info = local_step(LDA(alpha, 0.1, B), lam, pack(X), 1e-10, 5000)
+    renamed, other = local_step(LDA(alpha[names], 0.1, B), lam[words][:, names], pack(X[:, words]), 1e-10, 5000)
+    np.testing.assert_allclose(renamed, np.asarray(stats)[words][:, names], rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(other.gamma, np.asarray(info.gamma)[:, names], rtol=1e-6)
+
+
+PRIORS = [1e-6, 1e-3, 0.012, 0.1, 1.0, 1e3]
+
+
+@pytest.mark.parametrize("alpha", PRIORS)
+@pytest.mark.parametrize("eta", PRIORS)
+def test_any_prior_in_float32(alpha, eta, corpus, rng):
+    """λ = η + counts, some words of which no topic has seen, topics that are empty, documents that are tiny."""
+    X = csr(corpus, V).copy()
+    lam = np.full((V, K), eta, np.float32)
+    lam[: V // 2, : K - 1] += rng.gamma(0.2, 50, (V // 2, K - 1)).astype(np.float32)
+    model = LDA(alpha, eta, 10 * B)
+    for counts in (X, X * 1e-3):
+        batch = pack(counts)
+        stats, info = local_step(model, jnp.asarray(lam), batch)
+        stats = np.asarray(stats, np.float64)
+        assert np.isfinite(stats).all()
+        assert np.isfinite(info.gamma).all()
+        assert (stats >= 0).all()
+        assert (np.asarray(info.gamma) >= alpha * 0.999999).all()
+        # Mass: every token is in some topic, and γ holds what the prior and the document have.
+        np.testing.assert_allclose(stats.sum(1), 10 * counts.sum(0), rtol=1e-4)
+        np.testing.assert_allclose(info.gamma.sum(1), K * alpha + counts.sum(1), rtol=1e-4)
+        assert np.isfinite(elbo(model, jnp.asarray(lam), batch))
+        assert np.isfinite(log_predictive(model, jnp.asarray(lam), batch, batch))
+
+
+@pytest.mark.parametrize("prior", [1e-6, 1e-3, 0.01])
+def test_small_priors_agree_with_the_log_domain(prior, corpus, rng):
+    """What underflows in a product of two exponentials must not change the answer."""
+    lam = (prior + rng.gamma(0.3, 20, (V, K)) * (rng.random((V, K)) < 0.5)).astype(np.float32)
+    stats, info = local_step(LDA(prior, prior, B), lam, pack(corpus, num_words=V), 1e-5, 1000)
+    expected, gamma = oracle.local_step(prior, lam, corpus, B, 1e-9, 5000)
+    close = np.isclose(info.gamma, gamma, rtol=5e-3, atol=5e-3).all(1)
+    assert close.mean() > 0.9  # a tie may break differently in float32
+    assert np.abs(np.asarray(stats) - expected).sum() < 0.1 * expected.sum()
+
+
+def test_no_topic_is_lost_to_underflow(rng):
+    """Topics that share no word, with the smallest prior: each keeps the words that are its own."""
+    K, per_topic = 8, 5
+    lam = np.full((K * per_topic, K), 1e-6, np.float32)
+    for k in range(K):
+        lam[k * per_topic : (k + 1) * per_topic, k] = 3.0
+    documents = [(np.arange(k * per_topic, (k + 1) * per_topic), np.ones(per_topic)) for k in range(K)]
+    stats, _ = local_step(LDA(1e-6, 1e-6, K), lam, pack(documents, num_words=len(lam)))
+    np.testing.assert_allclose(np.asarray(stats).sum(0), per_topic, rtol=1e-5)
+
+
+def test_a_very_long_document(x64, rng):
+    V = 5000
+    lam = rng.gamma(0.5, 4, (V, 3)) + 0.1
+    documents = [(np.arange(V), rng.integers(1, 9, V).astype(float)), ([7], [2.0])]
+    stats, info = local_step(LDA(0.5, 0.1, 2), lam, pack(documents, num_words=V))
+    expected, gamma = oracle.local_step(0.5, lam, [(np.array(w), np.array(c)) for w, c in documents], 2)
+    np.testing.assert_allclose(stats, expected, rtol=1e-9)
+    np.testing.assert_allclose(info.gamma, gamma, rtol=1e-10)
+
+
+def test_one_topic_is_counting():
+    X = np.array([[3, 0, 1], [0, 2, 2]])
+    stats, info = local_step(LDA(0.5, 0.5, 20), jnp.ones((3, 1)), pack(X))
+    np.testing.assert_allclose(stats[:, 0], 10 * X.sum(0), rtol=1e-6)
+    np.testing.assert_allclose(info.gamma[:, 0], 0.5 + X.sum(1), rtol=1e-6)
+
+
+def test_batch_variational_bayes_climbs(lam, corpus):
+    """The limit B = D, L = 1, ρ = 1: λ ← η + S must raise the bound at every step."""
+    lam = jnp.asarray(lam, jnp.float32)
+    model = LDA(0.3, 0.1, B)
+    batch = pack(corpus, num_words=V)
+    bounds = []
+    for _ in range(20):
+        bounds.append(float(elbo(model, lam, batch, 1e-5, 1000)))
+        lam = model.eta + local_step(model, lam, batch, 1e-5, 1000)[0]
+    gains = np.diff(bounds)
+    assert (gains > -1e-6 * np.abs(bounds[0])).all()
+    assert bounds[-1] > bounds[0] + 100
+
+
+def test_topics_are_distributions(lam):
+    beta = topics(jnp.asarray(lam))
+    assert beta.shape == (K, V)
+    np.testing.assert_allclose(beta.sum(1), 1, rtol=1e-6)
+    np.testing.assert_allclose(beta, (lam / lam.sum(0)).T, rtol=1e-6)
+
+
+def test_init_topics():
+    lam = init_topics(jax.random.key(0), 300, 200)
+    assert lam.shape == (300, 200)
+    assert lam.dtype == jnp.float32
+    assert float(lam.min()) > 0
+    assert float(lam.mean()) == pytest.approx(1, abs=1e-3)
+    assert float(lam.std()) == pytest.approx(0.1, abs=1e-3)
+    assert not np.array_equal(lam, init_topics(jax.random.key(1), 300, 200))
+
+
+def test_everything_can_be_swept_by_vmap(lam, corpus):
+    """Hyperparameters are traced: α, η, tolerance."""
+    lam = jnp.asarray(lam, jnp.float32)
+    batch = pack(corpus, num_words=V)
+    alphas = jnp.array([0.1, 1.0, 5.0])
+    together = jax.vmap(lambda a: local_step(LDA(a, 0.1, B), lam, batch)[1].gamma)(alphas)
+    for alpha, gamma in zip(alphas, together, strict=True):
+        alone = local_step(LDA(alpha, 0.1, B), lam, batch)[1].gamma
+        np.testing.assert_allclose(gamma, alone, rtol=1e-4, atol=1e-4)
+
+
+def test_nothing_is_compiled_twice(lam, corpus, rng):
+    from smoothgrad_jax import lda
+
+    lam = jnp.asarray(lam, jnp.float32)
+    X = csr(corpus, V)
+    local_step(LDA(0.3, 0.1, B), lam, pack(X))
+    before = lda._local_step._cache_size()
+    local_step(LDA(0.7, 0.2, 99), 2 * lam, pack(X, rng.permutation(B)), tol=1e-4, max_iter=50)
+    assert lda._local_step._cache_size() == before
+
+
+def test_no_hidden_copies_of_the_statistics():
+    """The sum over documents is accumulated in place: two to five tables of λ's size, and not one per document."""
+    from smoothgrad_jax import lda
+
+    V, K = 4000, 64
+    X = np.eye(300, V)
+    X[:, :20] = 1
+    compiled = lda._local_step.lower(LDA(0.1, 0.1, 300), jnp.ones((V, K)), pack(X), 1e-3, 100).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 5.5 * V * K * 4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lam": jnp.ones((V - 1, K))}, "the documents have 50 words, but lam has 49 rows"),
+        ({"lam": jnp.ones(V)}, r"lam must be floats of shape \[V, K\]"),
+        ({"lam": jnp.ones((V, K), int)}, "lam must be floats"),
+        ({"model": LDA(np.ones(K + 1), 0.1, B)}, r"alpha must be one number or broadcast to \(6,\), got shape \(7,\)"),
+        ({"model": LDA(0.1, np.ones((2, 2)), B)}, r"eta must be one number or broadcast to \(50, 6\)"),
+        ({"model": LDA(0.0, 0.1, B)}, "alpha must be positive, got 0"),
+        ({"model": LDA(0.1, float("nan"), B)}, "eta must be positive, got nan"),
+        ({"batch": np.eye(3)}, r"expected a Batch, got ndarray; pack\(X\) makes one"),
+        ({"batch": pack(np.eye(3, V), [[0, 1], [1, 2]])}, "expected one batch, got a stack of 2"),
+    ],
+)
+def test_bad_arguments_are_named(change, message):
+    arguments = {"model": LDA(0.1, 0.1, B), "lam": jnp.ones((V, K)), "batch": pack(np.eye(3, V))} | change
+    with pytest.raises(ValueError, match=message):
+        local_step(**arguments)
+
+
+def test_log_predictive_needs_the_same_documents():
+    with pytest.raises(ValueError, match="2 documents are observed, but 3 are held out"):
+        log_predictive(LDA(0.1, 0.1, B), jnp.ones((V, K)), pack(np.eye(2, V)), pack(np.eye(3, V)))
