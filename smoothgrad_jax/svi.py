@@ -62,9 +62,9 @@ def init(params: Any, capacity: int | float = 1, *, exponential: bool = False, d
       dtype: dtype of the stored statistics, for example ``jnp.bfloat16``.
 
     Returns:
-      An :class:`SVIState`.
+      An :class:`SVIState` that shares no memory with ``params``.
     """
-    params = jax.tree.map(jnp.asarray, params)
+    params = jax.tree.map(jnp.array, params)  # its own memory: donating the state must not delete the caller's array
     window = _window.init_exponential(params) if exponential else _window.init(params, capacity, dtype=dtype)
     return SVIState(params, window, jnp.zeros((), jnp.int32))
 

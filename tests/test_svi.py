@@ -200,6 +200,12 @@ def test_donated_global_step_is_in_place():
     assert memory.output_size_in_bytes - memory.alias_size_in_bytes < lam.nbytes
 
 
+def test_donating_the_state_leaves_the_start_alone():
+    lam = jnp.ones((5, 2))
+    jax.jit(global_step, donate_argnums=0)(init(lam, 2), lam, 0.1, 0.1)
+    assert float(lam.sum()) == 10
+
+
 def test_state_survives_when_it_is_not_donated(lam):
     lam = jnp.asarray(lam, jnp.float32)
     state = init(lam, 3)
