@@ -126,7 +126,7 @@ def local_steps(rounds):
     beta = rng.gamma(0.1, 1, (K, V)) * frequency + 1e-12
     beta /= beta.sum(1, keepdims=True)
     theta = rng.dirichlet(np.full(K, 0.1), B)
-    counts = np.array([rng.multinomial(118, p) for p in theta @ beta])
+    counts = np.array([rng.multinomial(104, p) for p in theta @ beta])
     lam = (0.1 + 2_000 * beta.T).astype(np.float32)
     X = scipy.sparse.csr_matrix(counts.astype(np.float32))
     exp_log_beta = np.exp(_dirichlet_expectation_2d(lam.T.copy()))

@@ -12,11 +12,15 @@ With the full statistics S_i = S(λ_i) of the whole data beside the noisy Ŝ_i, 
 
 η − λ_i is the same in all three and cancels: the differences are those of the statistics.
 
-| letter | name             | meaning                                   |
-|--------|------------------|-------------------------------------------|
-| SB     | ``squared_bias`` | along the run, [T]                        |
-| VAR    | ``variance``     | along the run, [T]                        |
-| SE     | ``squared_error``| along the run, [T]                        |
+| letter | name              | meaning                                                    |
+|--------|-------------------|------------------------------------------------------------|
+| λ, η   | ``params, prior`` | as in :mod:`smoothgrad_jax.svi`                            |
+| Ŝ, Ŝᴸ  | ``stats, noisy``  | statistics of a minibatch, and their mean over L steps     |
+| S, Sᴸ  | ``full``          | statistics of the whole data, and their mean               |
+| L      | ``length``        | window                                                     |
+| SB     | ``squared_bias``  | along the run, [T]                                         |
+| VAR    | ``variance``      | along the run, [T]                                         |
+| SE     | ``squared_error`` | along the run, [T]                                         |
 
 Reference: Mandt and Blei, *Smoothed Gradients for Stochastic Variational Inference*, NIPS 2014, sections 3 and 4.
 """
@@ -75,16 +79,23 @@ def bias_variance(
     with one capacity for all.
 
     Args:
-      local_step, state, batches, prior, rho, length, warmup: As in :func:`smoothgrad_jax.run`.
+      local_step, batches, prior, rho, length, warmup: As in :func:`smoothgrad_jax.run`.
+      state: From :func:`smoothgrad_jax.init`, before its first step: the full statistics of earlier steps are not
+        known.
       data: The whole data as one batch.
 
     Returns:
       ``(state, errors)``; :class:`GradientError` of arrays [T].
     """
-    second = window.init(state.params, window.capacity_of(state.window))
-    zero = jnp.zeros((), jnp.float32)
-    measured = _Measured(*state, second, GradientError(zero, zero, zero))
-    paired = jax.tree_util.Partial(_local_and_full, jax.tree_util.Partial(local_step), data)
+    if not isinstance(state.step, jax.core.Tracer) and state.step != 0:
+        raise ValueError(f"bias_variance starts with the run, from init(params, capacity); this one is at {state.step}")
+    if isinstance(state.window, window.ExponentialState):
+        second = window.init_exponential(state.params)
+    else:
+        second = window.init(state.params, window.capacity_of(state.window))
+    zero = _distance(state.params, state.params)
+    measured = _Measured(state.params, state.window, state.step, second, GradientError(zero, zero, zero))
+    paired = jax.tree_util.Partial(_local_and_full, svi.as_pytree(local_step), data)
     measured, errors = svi.run(
         paired, measured, batches, prior, rho, length, warmup=warmup, record=_last_error, update=_measured_step
     )
@@ -101,14 +112,21 @@ def averaged_step(
     Takes the place of :func:`smoothgrad_jax.global_step`, in :func:`smoothgrad_jax.run` too (``update=averaged_step``).
     The old −λ_j in the mean can push λ below zero; :func:`count_negative` counts where.
 
+    Args:
+      state, stats, prior, rho, length, warmup: As in :func:`smoothgrad_jax.global_step`.
+
+    Returns:
+      The next state, whose window holds gradients.
+
     With L = 1 this is SVI.
     """
-    gradient = jax.tree.map(
-        lambda eta, params, stats: jax.tree.map(lambda lam, s: (eta - lam) + s, params, stats),
-        prior,
-        state.params,
-        stats,
-    )
+
+    def gradient_of(eta, params, stats):  # eta is one leaf, which may stand for a whole subtree of params
+        return jax.tree.map(
+            lambda lam, s: (jnp.broadcast_to(jnp.asarray(eta, lam.dtype), lam.shape) - lam) + s, params, stats
+        )
+
+    gradient = jax.tree.map(gradient_of, prior, state.params, stats)
     mean, ring = window.push(state.window, gradient, length, warmup=warmup)
     params = jax.tree.map(lambda lam, g: (lam + rho * g).astype(lam.dtype), state.params, mean)
     return SVIState(params, ring, state.step + 1)
@@ -120,7 +138,7 @@ def count_negative(params: Any) -> jax.Array:
 
 
 class _Measured(NamedTuple):
-    """An :class:`SVIState` with the window of the full statistics and the errors of the last step."""
+    """The fields of an :class:`SVIState`, the window of the full statistics, and the errors of the last step."""
 
     params: Any
     window: WindowState
@@ -135,10 +153,10 @@ def _local_and_full(local_step, data, params, batch):
 
 def _measured_step(state, stats, prior, rho, length, *, warmup):
     noisy, full = stats
-    moved = svi.global_step(SVIState(*state[:3]), noisy, prior, rho, length, warmup=warmup)
+    moved = svi.global_step(SVIState(state.params, state.window, state.step), noisy, prior, rho, length, warmup=warmup)
     mean = window.mean(moved.window, length, warmup=warmup)
     error, full_window = gradient_error(mean, full, state.full, length, warmup=warmup)
-    return _Measured(*moved, full_window, error)
+    return _Measured(moved.params, moved.window, moved.step, full_window, error)
 
 
 def _last_error(state, _):
@@ -147,4 +165,5 @@ def _last_error(state, _):
 
 def _distance(a, b):
     """‖a − b‖² over all leaves."""
-    return sum(jnp.sum((x - y) ** 2) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return sum(jnp.sum((x - y).astype(jnp.promote_types(x.dtype, jnp.float32)) ** 2) for x, y in pairs)

@@ -2,15 +2,23 @@
 
 Documents are ragged; compiled programs are not. A :class:`Batch` keeps the words of all its documents end to end, and
 groups the documents by length: the program walks over a group and cuts a tile of the group's width at each document.
-The number of documents in a group is data and not shape, so that minibatches of one size share one compiled program.
+The number of documents in a group is data and not shape, and the groups are those of all the documents there are: the
+minibatches of one size that :func:`pack` takes from one corpus share one compiled program (rarely two, where their
+number of words passes a power of two).
 
-| name        | shape     | meaning                                                                       |
-|-------------|-----------|-------------------------------------------------------------------------------|
-| ``words``   | [N]       | word ids of the documents, one after the other; N is rounded up               |
-| ``counts``  | [N]       | how often; 0 beyond the last document                                         |
-| ``offsets`` | [B + 1]   | document at position i has the entries offsets[i] … offsets[i + 1] − 1        |
-| ``rows``    | [B]       | position i holds the row rows[i] of the input                                 |
-| ``groups``  |           | :class:`Group`: positions first … last − 1, tiles of the width of ``span``    |
+| name           | shape   | meaning                                                                             |
+|----------------|---------|-------------------------------------------------------------------------------------|
+| ``vocabulary`` | [U]     | ids of the different words in the batch, increasing; then zeros                     |
+| ``num_used``   |         | how many there are                                                                  |
+| ``words``      | [N]     | the documents' words, as positions in ``vocabulary``, one document after the other  |
+| ``counts``     | [N]     | how often; 0 beyond the last document                                               |
+| ``offsets``    | [B + 1] | the document at position i has the entries offsets[i] … offsets[i + 1] − 1          |
+| ``rows``       | [B]     | position i holds the row rows[i] of the input                                       |
+| ``groups``     |         | :class:`Group`: positions first … last − 1, tiles of the width of ``span``          |
+| ``columns``    | [V, 0]  | holds no number, only V: a shape is known when a program is compiled                |
+
+A minibatch uses a few thousand of the words that there are: what depends on a word is computed once per word of
+``vocabulary``, and not per document or for all V.
 
 The tile widths come from one fixed ladder (16, 32, 48, 64, 96, 128, 192, …). A document therefore gets the same tile,
 and the same arithmetic, whatever else is in the batch.
@@ -32,14 +40,21 @@ class Group(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """B documents over a vocabulary of ``num_words``; made by :func:`pack`."""
+    """B documents over V words; made by :func:`pack`."""
 
+    vocabulary: np.ndarray
+    num_used: np.ndarray
     words: np.ndarray
     counts: np.ndarray
     offsets: np.ndarray
     rows: np.ndarray
     groups: tuple[Group, ...]
-    num_words: np.ndarray
+    columns: np.ndarray
+
+    @property
+    def num_words(self) -> int:
+        """V, the number of words that documents could have."""
+        return self.columns.shape[-2]
 
     @property
     def size(self) -> int:
@@ -54,7 +69,9 @@ def pack(X: Any, rows: Any = None, *, num_words: int | None = None) -> Batch:
       X: Documents × words: a scipy sparse array or matrix of any format, a dense array, or a list with
         ``(word ids, counts)`` for each document. Counts may be fractional, not negative. Documents may be empty.
       rows: Which documents, in which order, by default all: ``[B]`` indices; or ``[T, B]`` for a stack of T minibatches
-        of one shape, as :func:`smoothgrad_jax.run` and :func:`smoothgrad_jax.sweep` take them.
+        of one shape, as :func:`smoothgrad_jax.run` and :func:`smoothgrad_jax.sweep` take them. Give the corpus and
+        ``rows`` rather than a part of the corpus: batches then have one shape. The cost is that of the rows if X is
+        CSR; any other form is converted as a whole, every time.
       num_words: The size of the vocabulary, for a list; by default the largest id plus one.
 
     Returns:
@@ -68,7 +85,7 @@ def pack(X: Any, rows: Any = None, *, num_words: int | None = None) -> Batch:
       >>> batch.size
       3
     """
-    table = csr(X, num_words)
+    table = _table(X, num_words)
     if rows is None:
         rows = np.arange(table.shape[0])
     rows = np.asarray(rows)
@@ -77,47 +94,23 @@ def pack(X: Any, rows: Any = None, *, num_words: int | None = None) -> Batch:
     if rows.min() < 0 or rows.max() >= table.shape[0]:
         raise ValueError(f"rows must lie in 0 … {table.shape[0] - 1}; got {rows.min()} … {rows.max()}")
 
-    lengths = np.diff(table.indptr)[rows]
-    widths = _widths(lengths)
-    room = _round_up(int(lengths.sum(-1).max()) + (widths[-1] if widths else 1))
+    lengths = _lengths(table, rows)
+    widths = _widths(np.diff(table.indptr))
+    room = _power_of_two(int(lengths.sum(-1).max()) + (widths[-1] if widths else 1))
     batches = [_pack(table, each, widths, room) for each in np.atleast_2d(rows)]
+    room = _power_of_two(max(batch.vocabulary.size for batch in batches))
+    batches = [each._replace(vocabulary=np.pad(each.vocabulary, (0, room - each.num_used))) for each in batches]
     return batches[0] if rows.ndim == 1 else _stack(batches)
 
 
-def csr(X: Any, num_words: int | None = None) -> scipy.sparse.csr_array:
-    """Checked documents × words as CSR without explicit zeros; ``X`` as in :func:`pack`, which is not changed."""
-    if scipy.sparse.issparse(X):
-        table = scipy.sparse.csr_array(X)
-        if table.ndim != 2:
-            raise ValueError(f"expected documents × words, got a sparse array of shape {table.shape}")
-        if not table.has_canonical_format:
-            table = table.copy()
-            table.sum_duplicates()
-    elif isinstance(X, list | tuple):
-        table = _from_lists(X, num_words)
-    else:
-        dense = np.asarray(X)
-        if dense.ndim != 2 or dense.dtype.kind not in "buif":
-            raise ValueError(f"expected documents × words, got an array of {dense.dtype} of shape {dense.shape}")
-        table = scipy.sparse.csr_array(dense)
-    if table.shape[0] == 0:
-        raise ValueError("there is no document to pack")
-    if num_words is not None and table.shape[1] != num_words:
-        raise ValueError(f"num_words is {num_words}, but the documents have {table.shape[1]} columns")
-    if table.dtype.kind not in "buif":
-        raise ValueError(f"counts must be real numbers, got {table.dtype}")
-    bad = ~(np.isfinite(table.data) & (table.data >= 0))
-    if bad.any():
-        where = int(np.argmax(bad))
-        document = int(np.searchsorted(table.indptr, where, side="right")) - 1
-        raise ValueError(
-            f"document {document}: the count of word {table.indices[where]} is {table.data[where]}; "
-            "counts must be finite and not negative"
-        )
-    if (table.data == 0).any():
-        table = table.copy()
-        table.eliminate_zeros()
-    return table if table.dtype.kind == "f" else table.astype(np.float32)
+def csr(X: Any) -> scipy.sparse.csr_array:
+    """All of X, as in :func:`pack`, checked: CSR without duplicates and explicit zeros. X is not changed."""
+    table = _table(X, None)
+    counts = _check_entries(table, np.arange(table.nnz))
+    table = scipy.sparse.csr_array((counts.copy(), table.indices.copy(), table.indptr.copy()), table.shape)
+    table.sum_duplicates()
+    table.eliminate_zeros()
+    return table
 
 
 def split(X: Any, rng: np.random.Generator) -> tuple[scipy.sparse.csr_array, scipy.sparse.csr_array]:
@@ -137,7 +130,7 @@ def split(X: Any, rng: np.random.Generator) -> tuple[scipy.sparse.csr_array, sci
     tokens = np.bincount(document, minlength=table.shape[0])
     position = np.arange(entry.size) - np.repeat(np.cumsum(tokens) - tokens, tokens)
     first = order[position < np.repeat((tokens + 1) // 2, tokens)]
-    held = np.bincount(entry[first], weights=weight[first], minlength=table.nnz)
+    observed = np.bincount(entry[first], weights=weight[first], minlength=table.nnz)
 
     def half(data):
         out = scipy.sparse.csr_array((data.astype(table.dtype), table.indices, table.indptr), table.shape, copy=True)
@@ -145,15 +138,62 @@ def split(X: Any, rng: np.random.Generator) -> tuple[scipy.sparse.csr_array, sci
         return out
 
     # The rest of a fractional count may come out as 1e-17 instead of 0.
-    rest = table.data - held
-    return half(held), half(np.where(rest > 1e-6 * table.data, rest, 0))
+    rest = table.data - observed
+    return half(observed), half(np.where(rest > 1e-6 * table.data, rest, 0))
+
+
+def _table(X, num_words):
+    """X as CSR, its form checked but not its values; nothing is copied that is CSR already."""
+    if scipy.sparse.issparse(X):
+        if X.ndim != 2:
+            raise ValueError(f"expected documents × words, got a sparse array of shape {X.shape}")
+        table = X if X.format == "csr" else _from_triples(X.tocoo())
+    elif isinstance(X, list | tuple):
+        table = _from_lists(X, num_words)
+    else:
+        dense = np.asarray(X)
+        if dense.ndim != 2 or dense.dtype.kind not in "buif":
+            raise ValueError(f"expected documents × words, got an array of {dense.dtype} of shape {dense.shape}")
+        table = scipy.sparse.csr_array(dense if dense.dtype.kind != "f" or dense.itemsize > 2 else dense.astype("f4"))
+    if table.shape[0] == 0:
+        raise ValueError("there is no document to pack")
+    if num_words is not None and table.shape[1] != num_words:
+        raise ValueError(f"num_words is {num_words}, but the documents have {table.shape[1]} columns")
+    if table.dtype.kind not in "buif":
+        raise ValueError(f"counts must be real numbers, got {table.dtype}")
+    return table
+
+
+def _check_entries(table, entries):
+    """The counts of some entries of the table as floats; refused with the document's name if an entry is not usable."""
+    counts, ids = table.data[entries], table.indices[entries]
+    bad = ~(np.isfinite(counts) & (counts >= 0) & (ids >= 0) & (ids < table.shape[1]))
+    if bad.any():
+        entry = entries[np.argmax(bad)]
+        document = int(np.searchsorted(table.indptr, entry, side="right")) - 1
+        word, count = table.indices[entry], table.data[entry]
+        if not 0 <= word < table.shape[1]:
+            raise ValueError(f"document {document}: word id {word} is out of range 0 … {table.shape[1] - 1}")
+        raise ValueError(
+            f"document {document}: the count of word {word} is {count}; counts must be finite and not negative"
+        )
+    return counts if counts.dtype.kind == "f" else counts.astype(np.float32)
+
+
+def _from_triples(coo):
+    """CSR that keeps duplicates apart: scipy would add them in the dtype of the counts, and before they are checked."""
+    order = np.argsort(coo.row, kind="stable")
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(coo.row, minlength=coo.shape[0]))])
+    return scipy.sparse.csr_array((coo.data[order], coo.col[order], indptr), coo.shape)
 
 
 def _from_lists(X: Sequence, num_words: int | None) -> scipy.sparse.csr_array:
     ids, counts = [], []
     for document, pair in enumerate(X):
-        if not isinstance(pair, list | tuple) or len(pair) != 2:
-            raise ValueError(f"document {document}: expected a pair (word ids, counts), got {type(pair).__name__}")
+        pairs = isinstance(pair, list) and bool(pair) and all(isinstance(p, tuple) and len(p) == 2 for p in pair)
+        if not isinstance(pair, list | tuple) or len(pair) != 2 or pairs:
+            what = "a list of (id, count) pairs" if pairs else f"a {type(pair).__name__} of another form"
+            raise ValueError(f"document {document}: expected (word ids, counts), two lists of one length; got {what}")
         words, values = np.asarray(pair[0]), np.asarray(pair[1])
         if words.size == 0 and values.size == 0:
             words, values = np.zeros(0, np.int64), np.zeros(0)
@@ -178,33 +218,39 @@ def _from_lists(X: Sequence, num_words: int | None) -> scipy.sparse.csr_array:
     words = np.concatenate(ids)
     if num_words is None:
         num_words = int(words.max()) + 1 if words.size else 1
-    table = scipy.sparse.csr_array((np.concatenate(counts), words, indptr), shape=(len(ids), num_words))
-    table.sum_duplicates()
-    return table
+    return scipy.sparse.csr_array((np.concatenate(counts), words, indptr), shape=(len(ids), num_words))
 
 
 def _pack(table, rows, widths, room):
-    lengths = np.diff(table.indptr)[rows]
+    lengths = _lengths(table, rows)
     # Sorted by tile width, else in the order given; documents without words come first and belong to no group.
     group = np.searchsorted(widths, lengths) if widths else np.zeros(rows.size, np.int64)
     group[lengths == 0] = -1
     order = np.argsort(group, kind="stable")
     lengths, group = lengths[order], group[order]
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    taken = np.arange(offsets[-1]) + np.repeat(table.indptr[rows[order]] - offsets[:-1], lengths)
-    words, counts = np.zeros(room, np.int32), np.zeros(room, table.dtype)
-    words[: taken.size], counts[: taken.size] = table.indices[taken], table.data[taken]
+    entries = np.arange(offsets[-1]) + np.repeat(table.indptr[rows[order]] - offsets[:-1], lengths)
+    counts = _check_entries(table, entries)
+    ids = table.indices[entries]
+    present = np.zeros(table.shape[1], bool)
+    present[ids] = True
+    position = np.cumsum(present, dtype=np.int32) - 1  # of a word in the batch's own vocabulary
+    words, padded = np.zeros(room, np.int32), np.zeros(room, counts.dtype)
+    words[: ids.size], padded[: ids.size] = position[ids], counts
     bounds = np.searchsorted(group, np.arange(len(widths) + 1)).astype(np.int32)
+    vocabulary = np.flatnonzero(present).astype(np.int32)
     return Batch(
+        vocabulary=vocabulary,
+        num_used=np.int32(vocabulary.size),
         words=words,
-        counts=counts,
+        counts=padded,
         offsets=offsets.astype(np.int32),
         rows=order.astype(np.int32),
         groups=tuple(
             Group(np.arange(width, dtype=np.int32), first, last)
             for width, first, last in zip(widths, bounds[:-1], bounds[1:], strict=True)
         ),
-        num_words=np.int32(table.shape[1]),
+        columns=np.empty((table.shape[1], 0), np.float32),
     )
 
 
@@ -221,18 +267,25 @@ def _stack_one(fields):
     return np.stack(fields)
 
 
+def _lengths(table, rows):
+    return table.indptr[rows + 1] - table.indptr[rows]
+
+
 def _widths(lengths):
-    """The rungs of 16, 32, 48, 64, 96, 128, 192, … that some document needs."""
-    longest = int(lengths.max(initial=0))
+    """Rungs of the ladder 16, 32, 48, 64, 96, 128, 192, … from the shortest document's to the longest's.
+
+    Rungs between them are kept even if no document needs them now, so that the next batch has the same ones.
+    """
+    lengths = lengths[lengths > 0]
+    if not lengths.size:
+        return []
     ladder = [16]
-    while ladder[-1] < longest:
+    while ladder[-1] < lengths.max():
         width = ladder[-1]
         ladder.append(width + 16 if width < 64 else width * 3 // 2 if width & (width - 1) == 0 else width * 4 // 3)
-    needed = np.searchsorted(ladder, lengths[lengths > 0])
-    return [ladder[i] for i in np.unique(needed)]
+    return ladder[np.searchsorted(ladder, lengths.min()) :]
 
 
-def _round_up(n):
-    """n with three significant bits, so that batches of similar size have the same shape."""
-    unit = 1 << max(n.bit_length() - 4, 0)
-    return -(-n // unit) * unit
+def _power_of_two(n):
+    """n rounded up, so that batches of similar size have the same shape."""
+    return 1 << max(n - 1, 0).bit_length()

@@ -19,8 +19,8 @@ The coordinate updates for one document are φ_wk ∝ θ̃_k β̃_wk and γ_k = 
 
     γ ← α + θ̃ ∘ ((n / β̃θ̃) β̃)
 
-Float32 suffices for any prior, because β̃ is scaled so that the largest entry of each word is 1, and θ̃ is kept within
-the range of a float by a factor per document. All factors cancel in φ.
+Float32 suffices for any prior, because β̃ is scaled so that the largest entry of each word is 1, and θ̃ so that the
+largest γ of the document gets a number near 1. All factors cancel in φ.
 
 References: Blei, Ng and Jordan, *Latent Dirichlet Allocation*, JMLR 2003; Hoffman, Blei and Bach, *Online Learning for
 Latent Dirichlet Allocation*, NIPS 2010.
@@ -36,6 +36,7 @@ from jax import lax
 from smoothgrad_jax import dirichlet, documents
 from smoothgrad_jax.documents import Batch
 
+_BLOCK = 1024  # words whose β̃ is computed at a time
 _LANES = 8  # topics are padded to a multiple of this: XLA's dot is 1.5 times faster for K = 104 than for K = 100
 
 
@@ -82,7 +83,7 @@ def local_step(
     Each document starts from γ = α + N/K (N its number of tokens) and stops by itself, when mean_k |Δγ_k| < ``tol``;
     its γ depends on nothing else in the batch.
 
-    Allocates two arrays of λ's size besides the result (five with jax 0.10), and one tile [n, K].
+    Allocates a few arrays [U, K] for the U different words of the batch besides the result, and one tile [n, K].
 
     Args:
       model: Priors and corpus size.
@@ -97,8 +98,7 @@ def local_step(
 
     With B = D this is the E-step of batch variational Bayes.
     """
-    _check(model, lam, batch)
-    return _local_step(model, lam, batch, tol, max_iter)
+    return _local_step(_checked(model, lam, batch), lam, batch, tol, max_iter)
 
 
 def elbo(model: LDA, lam: jax.Array, batch: Batch, tol: Any = 1e-3, max_iter: Any = 100) -> jax.Array:
@@ -114,8 +114,7 @@ def elbo(model: LDA, lam: jax.Array, batch: Batch, tol: Any = 1e-3, max_iter: An
     Returns:
       A scalar, in nats. For B = D it is the bound itself.
     """
-    _check(model, lam, batch)
-    return _elbo(model, lam, batch, tol, max_iter)
+    return _elbo(_checked(model, lam, batch), lam, batch, tol, max_iter)
 
 
 def log_predictive(
@@ -137,8 +136,8 @@ def log_predictive(
     Returns:
       A scalar, in nats per word; exp(−score) is a perplexity. NaN if nothing is held out.
     """
-    _check(model, lam, observed)
-    _check(model, lam, held_out)
+    model = _checked(model, lam, observed)
+    _checked(model, lam, held_out)
     if observed.size != held_out.size:
         raise ValueError(f"{observed.size} documents are observed, but {held_out.size} are held out")
     return _log_predictive(model, lam, observed, held_out, tol, max_iter)
@@ -166,37 +165,38 @@ def topics(lam: jax.Array) -> jax.Array:
 
 @jax.jit
 def _local_step(model, lam, batch, tol, max_iter):
-    table, _ = _topic_table(lam)
+    table, _ = _topic_table(lam, batch)
     stats, info = _fit(model, lam, batch, table, tol, max_iter)
-    # Ŝ_wk = (D/B) Σ_d n_dw φ_dwk
-    return jnp.asarray(model.num_docs, lam.dtype) / batch.size * stats, info
+    # Ŝ_wk = (D/B) Σ_d n_dw φ_dwk, 0 for words that the batch does not have
+    scale = model.num_docs / batch.size
+    return jnp.zeros_like(lam).at[batch.vocabulary].add(scale * stats), info
 
 
 @jax.jit
 def _elbo(model, lam, batch, tol, max_iter):
-    table, log_scale = _topic_table(lam)
+    table, log_scale = _topic_table(lam, batch)
     _, info = _fit(model, lam, batch, table, tol, max_iter)
 
     def visit(total, row, words, counts):
         gamma = info.gamma[row]
-        shift = _theta_shift(gamma.mean())
-        norm = table[words] @ _pad(_theta(gamma, shift))
+        theta, shift = _theta(gamma)
+        norm = table[words] @ _pad(theta)
         # log Σ_k exp(E[log θ_k] + E[log β_wk]), with the factors put back that θ̃ and β̃ lack
         log_norm = jnp.log(norm) + log_scale[words] + (shift - dirichlet.digamma(gamma.sum()))
         return total + jnp.where(counts > 0, counts * log_norm, 0).sum()
 
     likelihood = _each_document(batch, jnp.zeros((), lam.dtype), visit)
-    local = dirichlet.kl_divergence(info.gamma, _alpha(model, lam)).sum()
-    topic = dirichlet.kl_divergence(lam, jnp.broadcast_to(jnp.asarray(model.eta, lam.dtype), lam.shape), axis=0).sum()
-    return jnp.asarray(model.num_docs, lam.dtype) / batch.size * (likelihood - local) - topic
+    local = dirichlet.kl_divergence(info.gamma, model.alpha).sum()
+    topic = dirichlet.kl_divergence(lam, model.eta, axis=0).sum()
+    return model.num_docs / batch.size * (likelihood - local) - topic
 
 
 @jax.jit
 def _log_predictive(model, lam, observed, held_out, tol, max_iter):
-    table, _ = _topic_table(lam)
+    table, _ = _topic_table(lam, observed)
     _, info = _fit(model, lam, observed, table, tol, max_iter)
     theta = info.gamma / info.gamma.sum(1, keepdims=True)
-    beta = lam / lam.sum(0)
+    beta = lam[held_out.vocabulary] / lam.sum(0)
 
     def visit(total, row, words, counts):
         log_p = jnp.log(beta[words] @ theta[row])
@@ -207,18 +207,15 @@ def _log_predictive(model, lam, observed, held_out, tol, max_iter):
 
 
 def _fit(model, lam, batch, table, tol, max_iter):
-    """Σ_d n_dw φ_dwk [V, K], and γ of every document."""
+    """Σ_d n_dw φ_dwk [U, K] for the words of the batch, and γ of every document."""
     num_topics = lam.shape[1]
-    alpha = _alpha(model, lam)
-    padded_alpha = _pad(alpha, 1)  # padding is inert: its β̃ is 0
+    alpha = jnp.broadcast_to(model.alpha, num_topics)
+    padded_alpha = _pad(alpha, jnp.finfo(lam.dtype).tiny)  # padding is inert: its β̃ is 0 and its θ̃ is the floor
     real = _pad(jnp.ones_like(alpha))
 
     def visit(carry, row, words, counts):
         stats, gammas, iterations, change = carry
-        counts = counts.astype(lam.dtype)
         beta = table[words]
-        tokens = counts.sum()
-        shift = _theta_shift((alpha.sum() + tokens) / num_topics)
 
         def unfinished(state):
             _, moved, i = state
@@ -227,14 +224,14 @@ def _fit(model, lam, batch, table, tol, max_iter):
         def update(state):
             gamma, _, i = state
             # γ ← α + θ̃ ∘ ((n / β̃θ̃) β̃)
-            theta = _theta(gamma, shift)
+            theta, _ = _theta(gamma)
             new = padded_alpha + theta * ((counts / (beta @ theta)) @ beta)
             return new, (jnp.abs(new - gamma) @ real) / num_topics, i + 1
 
-        gamma = padded_alpha + real * (tokens / num_topics)
+        gamma = padded_alpha + real * (counts.sum() / num_topics)
         start = (gamma, jnp.full((), jnp.inf, lam.dtype), jnp.zeros((), jnp.int32))
         gamma, moved, i = lax.while_loop(unfinished, update, start)
-        theta = _theta(gamma, shift)
+        theta, _ = _theta(gamma)
         # n_w φ_wk = (n_w / (β̃θ̃)_w) β̃_wk θ̃_k; in this order no factor can overflow
         expected_counts = ((counts / (beta @ theta))[:, None] * beta) * theta
         return (
@@ -255,14 +252,18 @@ def _fit(model, lam, batch, table, tol, max_iter):
 
 
 def _each_document(batch, carry, visit):
-    """Fold ``visit(carry, row, words, counts)`` over the documents; words and counts are tiles of the group's width."""
+    """Fold ``visit(carry, row, words, counts)`` over the documents; words and counts are tiles of the group's width.
+
+    Counts come in the dtype of the first array of the carry.
+    """
+    all_counts = batch.counts.astype(jax.tree.leaves(carry)[0].dtype)
     for group in batch.groups:
         width = group.span.shape[0]
 
         def one(i, carry, group=group, width=width):
             start = batch.offsets[i]
             words = lax.dynamic_slice(batch.words, (start,), (width,))
-            counts = lax.dynamic_slice(batch.counts, (start,), (width,))
+            counts = lax.dynamic_slice(all_counts, (start,), (width,))
             # what lies beyond the document's end are words of the next one
             counts = jnp.where(group.span < batch.offsets[i + 1] - start, counts, 0)
             return visit(carry, batch.rows[i], words, counts)
@@ -271,37 +272,46 @@ def _each_document(batch, carry, visit):
     return carry
 
 
-def _topic_table(lam):
-    """β̃ [V, K padded], scaled to max_k β̃_wk = 1, and log of the scale [V].
+def _topic_table(lam, batch):
+    """β̃ [U, K padded] of the words in the batch, scaled to max_k β̃_wk = 1, and log of the scale [U].
 
     exp E[log β_wk] = (λ_wk + 6)/(T_k + 6) · exp(e(λ_wk) − e(T_k)),   T_k = Σ_w λ_wk
+
+    Computed in blocks that stay in the cache, and only as many as the batch has words.
     """
-    lam = jnp.maximum(lam, jnp.finfo(lam.dtype).tiny)
-    total = lam.sum(0)
-    exponent = dirichlet.exponent(lam) - dirichlet.exponent(total)
-    shift = exponent.max(1, keepdims=True)
-    table = (lam + dirichlet.SHIFT) / (total + dirichlet.SHIFT) * jnp.exp(exponent - shift)
-    peak = table.max(1, keepdims=True)
-    return _pad(table / peak), (shift + jnp.log(peak))[:, 0]
+    tiny = jnp.finfo(lam.dtype).tiny
+    total = jnp.maximum(lam, tiny).sum(0)
+    shift_total, inverse = dirichlet.exponent(total), 1 / (total + dirichlet.SHIFT)
+    num_rows = batch.vocabulary.shape[0]
+    block = min(_BLOCK, num_rows)
+
+    def fill(i, carry):
+        table, log_scale = carry
+        rows = jnp.maximum(lam[lax.dynamic_slice_in_dim(batch.vocabulary, i * block, block)], tiny)
+        # A barrier keeps XLA from computing what stands above it twice, once for the maximum and once for its use.
+        exponent = lax.optimization_barrier(dirichlet.exponent(rows) - shift_total)
+        shift = exponent.max(1, keepdims=True)
+        scaled = (rows + dirichlet.SHIFT) * inverse * jnp.exp(exponent - shift)
+        scaled = lax.optimization_barrier(scaled)
+        peak = scaled.max(1, keepdims=True)
+        return (
+            lax.dynamic_update_slice_in_dim(table, _pad(scaled / peak), i * block, 0),
+            lax.dynamic_update_slice_in_dim(log_scale, (shift + jnp.log(peak))[:, 0], i * block, 0),
+        )
+
+    empty = _pad(jnp.zeros((num_rows, lam.shape[1]), lam.dtype)), jnp.zeros(num_rows, lam.dtype)
+    return lax.fori_loop(0, (batch.num_used + block - 1) // block, fill, empty)
 
 
-def _theta(gamma, shift):
-    """θ̃ = exp ψ(γ) · exp(−shift), and not below a floor that keeps β̃θ̃ positive where all its terms underflow."""
+def _theta(gamma):
+    """θ̃ = exp ψ(γ) · exp(−shift), and the shift, for which the largest γ gets an exponent of 0.
+
+    θ̃ is not below a floor that keeps β̃θ̃ positive, and φ a distribution, where all terms of it underflow.
+    """
+    exponent = dirichlet.exponent(gamma)
+    shift = exponent.max()
     floor = jnp.finfo(gamma.dtype).tiny ** 0.8
-    return jnp.maximum((gamma + dirichlet.SHIFT) * jnp.exp(dirichlet.exponent(gamma) - shift), floor)
-
-
-def _theta_shift(mean):
-    """A factor per document that keeps θ̃ within range.
-
-    The mean of γ does not change in the iteration (Σγ = Σα + N), so that the largest γ is never below it. θ̃ is then at
-    least 1 there, and at most exp(−shift).
-    """
-    return jnp.maximum(dirichlet.exponent(mean), -0.65 * jnp.log(jnp.finfo(mean.dtype).max))
-
-
-def _alpha(model, lam):
-    return jnp.broadcast_to(jnp.asarray(model.alpha, lam.dtype), lam.shape[1:])
+    return jnp.maximum((gamma + dirichlet.SHIFT) * jnp.exp(exponent - shift), floor), shift
 
 
 def _pad(x, value=0):
@@ -309,7 +319,8 @@ def _pad(x, value=0):
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, extra)], constant_values=value)
 
 
-def _check(model, lam, batch):
+def _checked(model, lam, batch):
+    """The model as arrays of λ's dtype, so that 1, 1.0 and np.float64(1) are one program; or an error that says why."""
     if not isinstance(batch, Batch):
         raise ValueError(f"expected a Batch, got {type(batch).__name__}; pack(X) makes one")
     if np.ndim(batch.rows) != 1:
@@ -317,21 +328,32 @@ def _check(model, lam, batch):
             f"expected one batch, got a stack of {len(batch.rows)}; run and sweep take stacks, and "
             "jax.tree.map(lambda x: x[0], batches) is the first of them"
         )
-    if np.ndim(lam) != 2 or not jnp.issubdtype(lam.dtype, jnp.floating):
-        raise ValueError(f"lam must be floats of shape [V, K], got {lam.dtype} of shape {np.shape(lam)}")
+    if not isinstance(lam, jax.Array | np.ndarray) or lam.ndim != 2 or lam.dtype not in (np.float32, np.float64):
+        what = f"{lam.dtype} of shape {lam.shape}" if hasattr(lam, "dtype") else type(lam).__name__
+        raise ValueError(f"lam must be float32 or float64 of shape [V, K], got {what}")
+    if not isinstance(model, LDA):
+        raise ValueError(f"expected an LDA(alpha, eta, num_docs), got {type(model).__name__}")
     num_words, num_topics = lam.shape
-    if not isinstance(batch.num_words, jax.core.Tracer) and batch.num_words > num_words:
+    if batch.num_words > num_words:
         raise ValueError(f"the documents have {batch.num_words} words, but lam has {num_words} rows")
-    _check_prior("alpha", model.alpha, (num_topics,))
-    _check_prior("eta", model.eta, (num_words, num_topics))
+    return LDA(
+        alpha=_positive("alpha", model.alpha, (num_topics,), lam.dtype),
+        eta=_positive("eta", model.eta, (num_words, num_topics), lam.dtype),
+        num_docs=_positive("num_docs", model.num_docs, (), lam.dtype),
+    )
 
 
-def _check_prior(name, prior, shape):
+def _positive(name, value, shape, dtype):
     try:
-        fits = np.broadcast_shapes(np.shape(prior), shape) == shape
+        fits = np.broadcast_shapes(np.shape(value), shape) == shape
     except ValueError:
         fits = False
     if not fits:
-        raise ValueError(f"{name} must be one number or broadcast to {shape}, got shape {np.shape(prior)}")
-    if isinstance(prior, int | float) and not prior > 0:
-        raise ValueError(f"{name} must be positive, got {prior}")
+        wanted = f"one number or broadcast to {shape}" if shape else "one number"
+        raise ValueError(f"{name} must be {wanted}, got shape {np.shape(value)}")
+    if isinstance(value, jax.core.Tracer):
+        return value.astype(dtype)
+    # A matrix is trusted: to look at all of it would cost as much as the step.
+    if np.ndim(value) < 2 and not (np.asarray(value) > 0).all():
+        raise ValueError(f"{name} must be positive, got {value}")
+    return value.astype(dtype) if isinstance(value, jax.Array) else np.asarray(value, dtype)

@@ -51,20 +51,25 @@ class SVIState(NamedTuple):
     step: jax.Array
 
 
-def init(params: Any, capacity: int | float = 1, *, exponential: bool = False, dtype: Any = None) -> SVIState:
+def init(params: Any, capacity: int | float | None = None, *, exponential: bool = False, dtype: Any = None) -> SVIState:
     """The state before the first step.
 
     Args:
       params: λ to start from, a pytree of positive arrays.
       capacity: The longest window that will be asked for: memory for ``capacity + 1`` statistics is allocated. 0 or ∞
         averages everything and needs none.
-      exponential: Forget exponentially instead: one slot, any length.
+      exponential: Forget exponentially instead: one slot, any length, no capacity.
       dtype: dtype of the stored statistics, for example ``jnp.bfloat16``.
 
     Returns:
       An :class:`SVIState` that shares no memory with ``params``.
     """
+    if exponential == (capacity is not None) or (exponential and dtype is not None):
+        raise ValueError("give the window a capacity, or exponential=True, which has neither capacity nor dtype")
     params = jax.tree.map(jnp.array, params)  # its own memory: donating the state must not delete the caller's array
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise ValueError(f"params{jax.tree_util.keystr(path)} must be floats, got {leaf.dtype}")
     window = _window.init_exponential(params) if exponential else _window.init(params, capacity, dtype=dtype)
     return SVIState(params, window, jnp.zeros((), jnp.int32))
 
@@ -74,37 +79,61 @@ def runs() -> SVIState:
     return SVIState(params=0, window=_window.runs(), step=None)
 
 
-@partial(jax.jit, static_argnames="warmup")
 def global_step(
-    state: SVIState, stats: Any, prior: Any, rho: Any, length: Any = None, *, warmup: Warmup = "mean"
+    state: SVIState,
+    stats: Any,
+    prior: Any,
+    rho: Any,
+    length: Any = None,
+    *,
+    warmup: Warmup = "mean",
+    donate: bool = False,
 ) -> SVIState:
-    """Average the statistics and move λ towards them.
+    """Average the statistics and move λ towards them; compiled once per shape.
 
         λ ← (1 − ρ) λ + ρ (η + Ŝᴸ)
-
-    A pure function. In a loop give the old state away, and the ring is updated in place instead of copied:
-
-        step = jax.jit(global_step, donate_argnums=0)
 
     Args:
       state: The state.
       stats: Ŝ, from a local step.
       prior: η.
-      rho: ρ in [0, 1].
+      rho: ρ in [0, 1]; of a schedule its value, ``schedule(state.step)``.
       length: L, by default the capacity; see :func:`smoothgrad_jax.window.push`.
       warmup: ``"mean"`` or ``"zeros"``; see :func:`smoothgrad_jax.window.push`.
+      donate: Give the old state away: the ring is then updated in place, and not copied. The state passed in cannot be
+        used any more. (Under a ``jit`` of your own, donate there.)
 
     Returns:
       The next state.
 
     With L = 1 this is SVI; with L = 1, ρ = 1 and statistics of the whole data it is batch variational Bayes.
     """
+    if callable(rho) or callable(length):
+        raise ValueError("global_step takes numbers: call a schedule with state.step, or give it to run")
+    _check_rho(rho)
+    _window.check_length(length, state.window)
+    # As floats, so that 1, 1.0 and ∞ are one program.
+    rho = jnp.asarray(rho, float)
+    length = None if length is None else jnp.asarray(length, float)
+    step = _donating_step if donate else _global_step
+    return step(state, stats, prior, rho, length, warmup=warmup)
+
+
+def _step(state, stats, prior, rho, length, *, warmup):
     mean, window = _window.push(state.window, stats, length, warmup=warmup)
 
     def move(eta, params, mean):  # eta is one leaf, which may stand for a whole subtree of params
-        return jax.tree.map(lambda lam, s: ((1 - rho) * lam + rho * (eta + s)).astype(lam.dtype), params, mean)
+        def blend(lam, s):
+            eta_like = jnp.broadcast_to(jnp.asarray(eta, lam.dtype), lam.shape)
+            return ((1 - rho) * lam + rho * (eta_like + s)).astype(lam.dtype)
+
+        return jax.tree.map(blend, params, mean)
 
     return SVIState(jax.tree.map(move, prior, state.params, mean), window, state.step + 1)
+
+
+_global_step = jax.jit(_step, static_argnames="warmup")
+_donating_step = jax.jit(_step, static_argnames="warmup", donate_argnames="state")
 
 
 def robbins_monro(tau: float = 1.0, kappa: float = 0.7) -> Callable[[Any], Any]:
@@ -113,6 +142,9 @@ def robbins_monro(tau: float = 1.0, kappa: float = 0.7) -> Callable[[Any], Any]:
     Args:
       tau: τ ≥ 1 slows the first steps down; ρ_0 = τ^−κ must not exceed 1.
       kappa: κ in (0.5, 1] fulfils the conditions of Robbins and Monro; 0 is a constant 1.
+
+    Returns:
+      A function of the step number.
     """
     if isinstance(tau, int | float) and not tau >= 1:
         raise ValueError(f"tau must be at least 1, or the first step sizes exceed 1; got {tau}")
@@ -136,6 +168,7 @@ def run(
     warmup: Warmup = "mean",
     record: Callable[[SVIState, Any], Any] | None = None,
     update: Callable[..., SVIState] = global_step,
+    donate: bool = False,
 ) -> tuple[SVIState, Any]:
     """Many steps in one compiled program.
 
@@ -152,16 +185,19 @@ def run(
       warmup: ``"mean"`` or ``"zeros"``.
       record: ``(state after the step, info) -> what to keep``; by default the info of every step is kept.
       update: The global step; :func:`smoothgrad_jax.diagnostics.averaged_step` is another.
+      donate: Give the state away, so that its ring need not be copied at the start.
 
     Returns:
       ``(state, records)``; the records have a leading axis T.
     """
-    num_steps = _num_steps(batches)
-    if isinstance(state.window, _window.WindowState) and not callable(length):
-        _window.check_length(length, _window.capacity_of(state.window))
-    steps = state.step + jnp.arange(num_steps, dtype=jnp.int32)
+    if not hasattr(state, "window"):
+        raise ValueError(f"expected a state, got {type(state).__name__}; init(params, capacity) makes one")
+    steps = state.step + jnp.arange(_num_steps(batches), dtype=jnp.int32)
     rho, length = _per_step("rho", rho, steps), _per_step("length", length, steps)
-    return _run(_partial(local_step), state, batches, prior, rho, length, warmup, record, update)
+    _check_rho(rho)
+    _window.check_length(length, state.window)
+    program = _donating_run if donate else _run
+    return program(as_pytree(local_step), state, batches, prior, rho, length, warmup, record, update)
 
 
 def sweep(
@@ -186,9 +222,9 @@ def sweep(
     Args:
       local_step, batches, prior, rho, warmup, record: As in :func:`run`.
       params: λ, where every run starts.
-      lengths: R window lengths; ``math.inf`` averages everything.
+      lengths: R window lengths; ``math.inf`` averages everything. Another longest one compiles again.
       dtype: dtype of the stored statistics.
-      memory_limit: Bytes the sweep may take; by default what the machine has free.
+      memory_limit: Bytes that states and records may take; by default what the machine has free.
 
     Returns:
       ``(states, records)`` with a leading axis R; each run equals a separate :func:`run` up to rounding.
@@ -196,41 +232,53 @@ def sweep(
     Raises:
       MemoryError: Before anything is allocated.
     """
-    lengths = list(lengths)
-    if not lengths:
-        raise ValueError("lengths is empty: nothing to sweep")
+    if isinstance(params, SVIState):
+        raise ValueError("sweep makes its own states: give it the parameters to start from, not a state")
+    if np.ndim(lengths) != 1 or not len(lengths):
+        raise ValueError(f"lengths must be several window lengths, got {lengths}")
     capacity = int(max((length for length in lengths if length != math.inf), default=0))
-    for length in lengths:
-        _window.check_length(length, capacity)
+    _window.check_lengths(lengths, capacity)
     params = jax.tree.map(jnp.asarray, params)
-    _check_memory(params, lengths, capacity, dtype, memory_limit)
     rho = _per_step("rho", rho, jnp.arange(_num_steps(batches), dtype=jnp.int32))
-    lengths = jnp.asarray(lengths, float)
-    return _sweep(_partial(local_step), params, batches, prior, rho, lengths, capacity, warmup, dtype, record)
+    _check_rho(rho)
+    inputs = (as_pytree(local_step), params, batches, prior, rho, jnp.asarray(lengths, float))
+    options = {"capacity": capacity, "warmup": warmup, "dtype": dtype, "record": record}
+    result = _sweep.eval_shape(*inputs, **options)
+    need = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(result))
+    _check_memory(need, len(lengths), capacity, memory_limit)
+    return _sweep(*inputs, **options)
 
 
-@partial(jax.jit, static_argnames=("warmup", "record", "update"))
-def _run(local_step, state, batches, prior, rho, length, warmup, record, update):
+def _scan(local_step, state, batches, prior, rho, length, warmup, record, update):
     def step(state, inputs):
         batch, rho, length = inputs
-        stats, info = local_step(state.params, batch)
+        result = local_step(state.params, batch)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise ValueError(f"local_step must return (stats, info), got {type(result).__name__}")
+        stats, info = result
         state = update(state, stats, prior, rho, length, warmup=warmup)
         return state, record(state, info) if record else info
 
     return lax.scan(step, state, (batches, rho, length))
 
 
+_run = jax.jit(_scan, static_argnames=("warmup", "record", "update"))
+_donating_run = jax.jit(_scan, static_argnames=("warmup", "record", "update"), donate_argnames="state")
+
+
 @partial(jax.jit, static_argnames=("capacity", "warmup", "dtype", "record"))
 def _sweep(local_step, params, batches, prior, rho, lengths, capacity, warmup, dtype, record):
-    def one(length):
-        state = init(params, capacity, dtype=dtype)
+    # The states first: a ring that no run shares with another from the start is never copied.
+    states = jax.vmap(lambda _: init(params, capacity, dtype=dtype), out_axes=runs())(lengths)
+
+    def one(state, length):
         every = jnp.broadcast_to(length, rho.shape)
-        return _run(local_step, state, batches, prior, rho, every, warmup, record, global_step)
+        return _scan(local_step, state, batches, prior, rho, every, warmup, record, global_step)
 
-    return jax.vmap(one)(lengths)
+    return jax.vmap(one, in_axes=(runs(), 0))(states, lengths)
 
 
-def _partial(local_step):
+def as_pytree(local_step: LocalStep) -> jax.tree_util.Partial:
     """A function as a pytree: its arguments so far are inputs, the function itself is what is compiled."""
     return local_step if isinstance(local_step, jax.tree_util.Partial) else jax.tree_util.Partial(local_step)
 
@@ -257,14 +305,18 @@ def _per_step(name, value, steps):
     return jnp.broadcast_to(value, steps.shape)
 
 
-def _check_memory(params, lengths, capacity, dtype, limit):
-    each = _window.nbytes(params, capacity, dtype=dtype) + sum(2 * leaf.nbytes for leaf in jax.tree.leaves(params))
-    need, free = len(lengths) * each, _free_memory() if limit is None else limit
+def _check_rho(rho):
+    if not isinstance(rho, jax.core.Tracer) and not (np.abs(np.asarray(rho) - 0.5) <= 0.5).all():
+        raise ValueError(f"rho must lie in [0, 1], or λ does not stay positive; got {rho}")
+
+
+def _check_memory(need, num_runs, capacity, limit):
+    free = _free_memory() if limit is None else limit
     if free is not None and need > free:
         raise MemoryError(
-            f"{len(lengths)} runs with windows of up to {capacity} take {need / 1e9:.1f} GB, and {free / 1e9:.1f} GB "
-            "are free. Sweep fewer or shorter lengths, or store them in half the memory with dtype=jnp.bfloat16; "
-            "memory_limit overrides this check."
+            f"{num_runs} runs with windows of up to {capacity} take {need / 1e9:.1f} GB with what they record, and "
+            f"{free / 1e9:.1f} GB are free. Sweep fewer or shorter lengths, record less, or store the window in half "
+            "the memory with dtype=jnp.bfloat16; memory_limit overrides this check."
         )
 
 

@@ -60,9 +60,11 @@ def window_mean(
 
     Args:
       length: L; ``math.inf`` is the mean of everything; or a schedule of the step number, which needs a ``capacity``.
-        Under ``optax.inject_hyperparams`` it has to be a static argument, as it decides the shape of the state.
-      capacity: The longest window that a schedule will ask for.
-      exponential: Forget exponentially, with the variance of a window of that length, and store one copy.
+        It decides the shape of the state unless a ``capacity`` is given: under ``optax.inject_hyperparams`` name it,
+        or the capacity, and ``dtype`` in ``static_args``.
+      capacity: The longest window that will be asked for.
+      exponential: Forget exponentially, with the variance of a window of that length, and store one copy; has neither
+        capacity nor dtype.
       warmup: ``"mean"`` or ``"zeros"``; see :func:`smoothgrad_jax.window.push`.
       dtype: dtype of the stored updates.
 
@@ -71,11 +73,21 @@ def window_mean(
 
     With ``length=1`` it is the identity.
     """
-    if callable(length) and capacity is None and not exponential:
-        raise ValueError("a schedule of lengths needs a capacity: the longest window it will ask for")
-    if not callable(length):
-        window.check_length(length, 2**31 - 1 if capacity is None else capacity)
-        capacity = (0 if length == math.inf else int(length)) if capacity is None else capacity
+    if warmup not in ("mean", "zeros"):
+        raise ValueError(f"warmup must be 'mean' or 'zeros', got {warmup!r}")
+    if exponential and (capacity is not None or dtype is not None):
+        raise ValueError("an exponential window has neither capacity nor dtype")
+    known = not callable(length) and not isinstance(length, jax.core.Tracer)
+    if not exponential and capacity is None:
+        if not known:
+            raise ValueError(
+                "a length that changes needs a capacity, the longest window it will ask for "
+                "(under optax.inject_hyperparams: static_args='length', or a static capacity)"
+            )
+        capacity = 0 if length == math.inf else int(length)
+        window.check_lengths(length, max(capacity, 1))
+    elif known:
+        window.check_lengths(length, None if exponential else capacity)
 
     def init_fn(params):
         inner = window.init_exponential(params) if exponential else window.init(params, capacity, dtype=dtype)
@@ -106,7 +118,10 @@ def natural_gradient(prior: Any) -> optax.GradientTransformationExtraArgs:
             raise ValueError("natural_gradient needs the parameters: call update(updates, state, params)")
 
         def descend(eta, params, updates):  # eta is one leaf, which may stand for a whole subtree
-            return jax.tree.map(lambda lam, s: (lam - eta - s).astype(s.dtype), params, updates)
+            def one(lam, s):
+                return (lam - jnp.broadcast_to(jnp.asarray(eta, lam.dtype), lam.shape) - s).astype(s.dtype)
+
+            return jax.tree.map(one, params, updates)
 
         return jax.tree.map(descend, prior, params, updates), state
 

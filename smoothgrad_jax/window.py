@@ -22,7 +22,7 @@ Three things are less obvious than they look, and each was measured:
   *written* ring. XLA on CPU then updates it in place; reading before writing copies the whole ring, every step.
 - A plain float32 running sum drifts, below zero too. Here every addition is a TwoSum whose error is carried along, the
   sum is rebuilt from the slots once in sixteen turns of the ring, and a window that holds no negative value never
-  returns one.
+  returns one. It is also rebuilt when a value that was not finite has left, and when fewer values stay than leave.
 - The slot does not depend on L. Runs with different L under ``vmap`` therefore write the same slot, which is one copy
   of the new values and not a scatter.
 
@@ -39,7 +39,6 @@ from jax import lax
 
 Warmup = Literal["mean", "zeros"]
 
-_UNBOUNDED = 2**31 - 1  # the capacity of a window that stores nothing
 _TURNS = 16  # turns of the ring between two rebuilds of the sum: 1/16 of a read per push, and no drift
 
 
@@ -53,6 +52,7 @@ class WindowState(NamedTuple):
       total: Σ, the sum of the values f … t − 1, rounded.
       residue: δ, what the rounding of ``total`` left out.
       negative: For each leaf the index of its latest value with a negative entry, −1 if there was none.
+      broken: The index of the latest value that was not finite, −1 if there was none.
     """
 
     buffer: Any
@@ -61,6 +61,7 @@ class WindowState(NamedTuple):
     total: Any
     residue: Any
     negative: jax.Array
+    broken: jax.Array
 
 
 class ExponentialState(NamedTuple):
@@ -69,20 +70,18 @@ class ExponentialState(NamedTuple):
     Attributes:
       mean: Σ_i decay^(t−i) S_i / weight.
       weight: w = Σ_i decay^(t−i).
-      index: t, the number of values pushed, int32.
     """
 
     mean: Any
     weight: jax.Array
-    index: jax.Array
 
 
-def runs(shared: Any = None) -> WindowState:
-    """``in_axes`` / ``out_axes`` for a ``vmap`` of :func:`push` over runs that are pushed in step.
+def runs() -> WindowState:
+    """``in_axes`` and ``out_axes`` for a ``vmap`` of :func:`push` over runs that are pushed in step.
 
-    The index is the same for all of them and stays unbatched, which keeps the write in place.
+    The index is the same for all of them and stays unbatched, so that the write is one copy and not a scatter.
     """
-    return WindowState(buffer=0, index=shared, first=0, total=0, residue=0, negative=0)
+    return WindowState(buffer=0, index=None, first=0, total=0, residue=0, negative=0, broken=0)
 
 
 def init(template: Any, capacity: int | float, *, dtype: Any = None) -> WindowState:
@@ -93,8 +92,9 @@ def init(template: Any, capacity: int | float, *, dtype: Any = None) -> WindowSt
     Args:
       template: A pytree with the structure, shapes and dtypes of the values (arrays or ``ShapeDtypeStruct``).
       capacity: The longest window that will be asked for. 0 or ∞: no ring, the mean of everything.
-      dtype: dtype of the slots; by default the template's. bfloat16 halves the memory: values are rounded before they
-        are added, so that what is added is exactly what is later subtracted.
+      dtype: Floating dtype of the slots; by default the template's, or float32 for integers. bfloat16 halves the
+        memory: values are rounded before they are added, so that what is added is exactly what is later subtracted.
+        (Before jax 0.12 the state keeps bfloat16 slots as their bits, uint16.)
 
     Returns:
       A :class:`WindowState`.
@@ -102,7 +102,7 @@ def init(template: Any, capacity: int | float, *, dtype: Any = None) -> WindowSt
     slots = _slots(capacity)
 
     def ring(leaf):
-        leaf = _zeros(leaf, dtype or leaf.dtype)
+        leaf = _zeros(leaf, _stored_as(_slot_dtype(leaf, dtype)))
         return jnp.broadcast_to(leaf, (slots, *leaf.shape))  # broadcast keeps a sharding that zeros(shape) would lose
 
     template = jax.tree.map(_as_leaf, template)
@@ -114,17 +114,15 @@ def init(template: Any, capacity: int | float, *, dtype: Any = None) -> WindowSt
         total=zeros,
         residue=jax.tree.map(jnp.zeros_like, zeros),  # its own memory, so that both can be donated
         negative=jnp.full(len(jax.tree.leaves(template)), -1, jnp.int32),
+        broken=jnp.full((), -1, jnp.int32),
     )
 
 
 def init_exponential(template: Any) -> ExponentialState:
     """An empty exponential window; allocates one slot."""
-    template = jax.tree.map(_as_leaf, template)
-    return ExponentialState(
-        mean=jax.tree.map(lambda leaf: _zeros(leaf, _sum_dtype(leaf.dtype)), template),
-        weight=jnp.zeros((), jnp.float32),
-        index=jnp.zeros((), jnp.int32),
-    )
+    mean = jax.tree.map(lambda leaf: _zeros(leaf, _sum_dtype(leaf.dtype)), jax.tree.map(_as_leaf, template))
+    precise = any(leaf.dtype in (jnp.float64, jnp.complex128) for leaf in jax.tree.leaves(mean))
+    return ExponentialState(mean, weight=jnp.zeros((), jnp.float64 if precise else jnp.float32))
 
 
 def push(
@@ -138,31 +136,33 @@ def push(
       state: From :func:`init` or :func:`init_exponential`.
       value: A pytree like the template.
       length: L, a number or a traced scalar; by default the capacity. It may change from push to push; a longer window
-        takes back the values that are still stored. ∞ drops nothing from now on. Beyond the capacity is an error here
-        and the capacity inside ``jit``. For the exponential window it is the length of a box window with the same
-        variance.
+        takes back the values that are still stored. ∞ drops nothing from now on. Beyond the capacity is an error if
+        the number is known, and means the capacity if it is traced. For the exponential window it is the length of a
+        box window with the same variance, any real number from 1 on.
       warmup: What the sum is divided by while fewer than L values are stored: their number (``"mean"``), or L as in
         Algorithm 1, which counts the missing ones as zeros (``"zeros"``). L = ∞ always is the mean.
 
     Returns:
       ``(mean, state)``; the mean has the structure, shapes and (floating) dtypes of ``value``.
 
-    With L = 1 the mean is the value, to the last bit. With capacity 0 it is the mean of all values so far.
+    With L = 1 the mean is the value, to the last bit. With capacity 0 it is the mean of all values so far. A value that
+    is not finite spoils the mean while it is inside, and not after. Forward-mode derivatives pass through; for reverse
+    mode the ring would have to be kept for every push.
     """
     if warmup not in ("mean", "zeros"):
         raise ValueError(f"warmup must be 'mean' or 'zeros', got {warmup!r}")
-    value = jax.tree.map(_as_leaf, value)
+    given = jax.tree.map(_as_leaf, value)
+    sums = state.mean if isinstance(state, ExponentialState) else state.total
+    _check_like(sums, given)
+    if not jax.tree.leaves(given):
+        return value, state
+    check_length(length, state)
+    value = jax.tree.map(lambda v, s: v.astype(s.dtype), given, sums)
     if isinstance(state, ExponentialState):
-        if length is None:
-            raise ValueError("an exponential window has no capacity to default to: give push a length")
-        check_length(length, _UNBOUNDED)
-        _check_like(state.mean, value)
         state = _push_exponential(state, value, length)
-        return _like(mean(state, length, warmup=warmup), value), state
-    _check_like(state.total, value)
-    check_length(length, capacity_of(state))
-    state = _push_ring(state, value, length) if capacity_of(state) else _push_forever(state, value)
-    return _like(mean(state, length, warmup=warmup), value), state
+    else:
+        state = _push_ring(state, value, length) if capacity_of(state) else _push_forever(state, value)
+    return _like(mean(state, length, warmup=warmup), given), state
 
 
 def mean(state: WindowState | ExponentialState, length: Any = None, *, warmup: Warmup = "mean") -> Any:
@@ -171,8 +171,8 @@ def mean(state: WindowState | ExponentialState, length: Any = None, *, warmup: W
         if warmup == "mean":
             return state.mean
         # Algorithm 1's zeros: divide by the weight that infinitely many values would have, 1/(1 − d).
-        decay = _decay(length)
-        shown = jnp.where(decay < 1, state.weight * (1 - decay), 1.0)
+        decay = _decay(length, state.weight.dtype)
+        shown = jnp.where(decay < 1, state.weight * (1 - decay), 1)
         return jax.tree.map(lambda m: m * shown.astype(m.dtype), state.mean)
     count = state.index - state.first
     if warmup == "zeros" and capacity_of(state):
@@ -200,27 +200,43 @@ def capacity_of(state: WindowState) -> int:
     return max(buffers[0].shape[0] - 1, 0) if buffers else 0
 
 
-def check_length(length: Any, capacity: int) -> None:
-    """Refuse lengths that are known now and cannot be served. What is traced cannot be refused; it is clipped."""
-    if length is None or isinstance(length, jax.Array):
+def check_length(length: Any, state: WindowState | ExponentialState) -> None:
+    """Refuse a length, or one of several, that is known now and that this window cannot serve."""
+    if isinstance(state, ExponentialState):
+        if length is None:
+            raise ValueError("an exponential window has no capacity to default to: give a length")
+        check_lengths(length, None)
+    elif length is not None:
+        check_lengths(length, capacity_of(state))
+
+
+def check_lengths(lengths: Any, capacity: int | None) -> None:
+    """Refuse lengths that are known now and that a window of this capacity (None: exponential) cannot serve."""
+    if isinstance(lengths, jax.core.Tracer):
         return
-    for each in np.ravel(length):
-        if each != math.inf and not (capacity and 1 <= each <= capacity and int(each) == each):
-            served = f"a whole number from 1 to the capacity {capacity}, or ∞" if capacity else "∞: the capacity is 0"
-            raise ValueError(f"the length of this window must be {served}; got {each}")
+    for length in np.ravel(np.asarray(lengths)):
+        if capacity is None:
+            served, fits = "a number from 1 on, or ∞", length >= 1
+        elif capacity:
+            served = f"a whole number from 1 to the capacity {capacity}, or ∞"
+            fits = length == math.inf or (1 <= length <= capacity and length % 1 == 0)
+        else:
+            served, fits = "∞: the capacity is 0", length == math.inf
+        if not fits:
+            raise ValueError(f"the length of this window must be {served}; got {length}")
 
 
 def nbytes(template: Any, capacity: int | float, *, dtype: Any = None) -> int:
     """Bytes that :func:`init` allocates."""
     leaves = [_as_leaf(leaf) for leaf in jax.tree.leaves(template)]
-    slot = sum(math.prod(leaf.shape) * jnp.dtype(dtype or leaf.dtype).itemsize for leaf in leaves)
+    slot = sum(math.prod(leaf.shape) * _slot_dtype(leaf, dtype).itemsize for leaf in leaves)
     total = sum(math.prod(leaf.shape) * _sum_dtype(leaf.dtype).itemsize for leaf in leaves)
     return _slots(capacity) * slot + 2 * total
 
 
 def _push_forever(state, value):
     # L = ∞: Σ ← Σ + S_t, nothing ever leaves.
-    total, residue = _add(state.total, state.residue, jax.tree.map(_widen, value))
+    total, residue = _add(state.total, state.residue, value)
     return _advance(state, value, state.buffer, state.first, total, residue)
 
 
@@ -238,9 +254,12 @@ def _push_ring(state, value, length):
     stored = jnp.maximum(t - capacity, 0)
     first = jnp.where(forever, jnp.minimum(state.first, stored), jnp.maximum(t + 1 - length, 0))
 
-    # Start again from an empty sum where values that must leave are not stored any more (L was ∞), and once in a while.
+    # Add the slots up again, instead of following them: where values that must leave are not stored any more (L was ∞),
+    # where fewer stay than leave, where one that is not finite leaves, and once in a while.
     gone = (first > state.first) & (state.first < stored)
-    rebuild = gone | ((first >= stored) & (t % (_TURNS * slots) == 0))
+    fewer = t + 1 - first <= first - state.first
+    mended = (state.first <= state.broken) & (state.broken < first)
+    rebuild = gone | fewer | mended | ((first >= stored) & (t % (_TURNS * slots) == 0))
     total, residue = _follow(buffer, (), state.total, state.residue, _Move(t, state.first, first, rebuild))
     return _advance(state, value, buffer, first, total, residue)
 
@@ -259,7 +278,7 @@ def _follow(ring, run, total, residue, move):
     slots = jax.tree.leaves(ring)[0].shape[len(run)]
 
     def read(i):
-        return jax.tree.map(lambda rows, s: _read(rows, (*run, i % slots)).astype(s.dtype), ring, total)
+        return jax.tree.map(lambda rows, s: _unpack(_read(rows, (*run, i % slots)), s.dtype), ring, total)
 
     # A rebuild forgets the sum: it starts from nothing at t and grows to the left.
     edge = jnp.where(rebuild, t, edge)
@@ -268,7 +287,7 @@ def _follow(ring, run, total, residue, move):
     leaves = first > edge
     old = jax.tree.map(lambda v: jnp.where(leaves, v, 0), read(edge))
     total, residue = _slide(total, residue, ~rebuild, old, read(t))
-    edge = edge + leaves
+    edge = jnp.where(leaves, edge + 1, edge)
 
     # The length changed, or the sum is rebuilt: move the left edge to f_t, value by value. As a rule no iteration.
     def shift(carry):
@@ -310,21 +329,24 @@ def _follow_runs(size, batched, ring, run, total, residue, move):
 
 def _push_exponential(state, value, length):
     # w ← d w + 1,   m ← (1 − 1/w) m + S/w: a convex combination, so it stays within the values
-    weight = _decay(length) * state.weight + 1
+    weight = _decay(length, state.weight.dtype) * state.weight + 1
     share = 1 / weight
     mean = jax.tree.map(lambda m, v: (1 - share).astype(m.dtype) * m + share.astype(m.dtype) * v, state.mean, value)
-    return ExponentialState(mean, weight, state.index + 1)
+    return ExponentialState(mean, weight)
 
 
-def _decay(length):
+def _decay(length, dtype):
     """d = (L − 1)/(L + 1), written so that L = ∞ gives 1 and not ∞/∞."""
-    return 1 - 2 / (jnp.asarray(length, jnp.float32) + 1)
+    return 1 - 2 / (jnp.asarray(length, dtype) + 1)
 
 
 def _advance(state, value, buffer, first, total, residue):
-    signs = [jnp.min(leaf, initial=0) < 0 for leaf in map(_real, jax.tree.leaves(value))]
-    negative = jnp.where(jnp.stack(signs), state.index, state.negative) if signs else state.negative
-    return WindowState(buffer, state.index + 1, first, total, residue, negative)
+    # One reduction tells both: the smallest entry, −∞ if one is not finite.
+    smallest = [jnp.min(jnp.where(jnp.isfinite(v), v.real, -jnp.inf), initial=0) for v in jax.tree.leaves(value)]
+    smallest = jnp.stack([low.astype(jnp.float32) for low in smallest])
+    negative = jnp.where(smallest < 0, state.index, state.negative)
+    broken = jnp.where(smallest.min() == -jnp.inf, state.index, state.broken)
+    return WindowState(buffer, state.index + 1, first, total, residue, negative, broken)
 
 
 def _like(mean, value):
@@ -373,7 +395,7 @@ def _unzip(like, pairs):
 
 def _write(array, value, index):
     """``array[index] = value`` as one dynamic update slice, in place where the array is not needed any more."""
-    return lax.dynamic_update_slice(array, value[None].astype(array.dtype), _start((index,), value.ndim))
+    return lax.dynamic_update_slice(array, _stored(value, array.dtype)[None], _start((index,), value.ndim))
 
 
 def _read(array, index):
@@ -387,12 +409,40 @@ def _start(index, more):
 
 
 def _round_to_slot(value, ring):
-    value = _widen(value)
-    if ring.dtype == value.dtype or not jnp.issubdtype(ring.dtype, jnp.floating):
+    kind = jnp.bfloat16 if ring.dtype == jnp.uint16 else ring.dtype
+    if kind == value.dtype or jnp.iscomplexobj(value):
         return value
     # A pair of casts would not do: XLA may drop it as "excess precision" and then add what it does not store.
-    kind = jnp.finfo(ring.dtype)
-    return lax.reduce_precision(value, kind.nexp, kind.nmant)
+    return lax.reduce_precision(value, jnp.finfo(kind).nexp, jnp.finfo(kind).nmant)
+
+
+# Before jax 0.12, XLA on CPU widens a whole bfloat16 ring to float32 to write one slot of it: a hundred times the time
+# of the push, and three times the memory. A ring of bits it leaves alone.
+_BITS = jax.__version_info__ < (0, 12)
+
+
+def _stored_as(dtype):
+    return jnp.dtype(jnp.uint16) if _BITS and dtype == jnp.bfloat16 else dtype
+
+
+def _stored(value, dtype):
+    bits = dtype == jnp.uint16
+    return lax.bitcast_convert_type(value.astype(jnp.bfloat16), jnp.uint16) if bits else value.astype(dtype)
+
+
+def _unpack(slot, dtype):
+    if slot.dtype == jnp.uint16:
+        slot = lax.bitcast_convert_type(slot, jnp.bfloat16)
+    return slot.astype(dtype)
+
+
+def _slot_dtype(leaf, dtype):
+    dtype = jnp.dtype(dtype or leaf.dtype)
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return dtype
+    if jnp.issubdtype(leaf.dtype, jnp.inexact):
+        raise ValueError(f"slots must be of a floating dtype, got {dtype}")
+    return _sum_dtype(leaf.dtype)  # integers have no mean among them
 
 
 def _as_leaf(leaf):
@@ -405,14 +455,6 @@ def _zeros(leaf, dtype):
 
 def _sum_dtype(dtype):
     return jnp.promote_types(dtype, jnp.float32)
-
-
-def _widen(value):
-    return value.astype(_sum_dtype(value.dtype))
-
-
-def _real(value):
-    return value.real if jnp.iscomplexobj(value) else value
 
 
 def _slots(capacity):

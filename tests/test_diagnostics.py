@@ -100,6 +100,33 @@ def test_averaged_gradients_go_negative_where_smoothed_ones_stay_positive(proble
     assert negatives(averaged_step).max() > 0
 
 
+def test_only_from_the_start(problem):
+    """The full statistics of steps before are not known: their bias would be understated."""
+    documents, lam, rows = problem
+    step, data, batches = (
+        Partial(local_step, MODEL),
+        pack(documents, num_words=V),
+        pack(documents, rows[:3], num_words=V),
+    )
+    state, _ = bias_variance(step, init(lam, 4), batches, data, 0.5, 0.1)
+    with pytest.raises(ValueError, match="bias_variance starts with the run"):
+        bias_variance(step, state, batches, data, 0.5, 0.1)
+
+
+def test_float64_and_exponential_windows(x64, problem):
+    documents, lam, rows = problem
+    step, data, batches = (
+        Partial(local_step, MODEL),
+        pack(documents, num_words=V),
+        pack(documents, rows[:5], num_words=V),
+    )
+    state = init(np.asarray(lam, np.float64), exponential=True)
+    _, errors = bias_variance(step, state, batches, data, 0.5, 0.1, 3.5)
+    assert errors.variance.dtype == jnp.float64
+    assert (np.asarray(errors.variance) > 0).all()
+    assert float(errors.squared_bias[0]) == pytest.approx(0, abs=1e-20)
+
+
 def test_averaged_step_by_hand():
     """Two steps with L = 2: the old gradient keeps pulling."""
     state = init(jnp.array([4.0, 1.0]), 2)

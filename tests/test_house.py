@@ -69,15 +69,21 @@ def test_public_names():
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.glob("*.py")), ids=lambda path: path.stem)
-def test_public_functions_are_documented_and_nothing_is_suppressed(path):
+def test_public_functions_are_documented(path):
     text = path.read_text()
-    assert "noqa" not in text
-    assert "type: ignore" not in text
     tree = ast.parse(text)
     assert ast.get_docstring(tree)
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
             assert ast.get_docstring(node), f"{path.name}: {node.name} has no docstring"
+
+
+@pytest.mark.parametrize(
+    "path", sorted(p for d in ("smoothgrad_jax", "tests", "experiments") for p in (ROOT / d).glob("*.py"))
+)
+def test_nothing_is_suppressed(path):
+    marks = ["no" + "qa", "type: " + "ignore", "fmt: " + "skip", "fmt: " + "off", "pragma: " + "no cover"]
+    assert not [mark for mark in marks if mark in path.read_text(encoding="utf-8")]
 
 
 def test_import_changes_no_configuration_and_starts_no_backend():

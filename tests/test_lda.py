@@ -23,6 +23,10 @@ from smoothgrad_jax.documents import csr
 V, K, B = 50, 6, 17
 
 
+def csr_of(corpus):
+    return csr([*corpus, ([V - 1], [1.0])])[:-1]  # one more document, to fix the number of columns
+
+
 @pytest.fixture
 def lam(rng):
     return rng.gamma(0.5, 4, (V, K)) + 0.05
@@ -66,7 +70,7 @@ def test_float32_follows_float64(lam, corpus):
 
 def test_scikit_learns_e_step(x64, lam, corpus):
     """They start elsewhere, and have to arrive at the same fixed point."""
-    X = csr(corpus, V)
+    X = csr_of(corpus)
     log_beta = oracle.expected_log(lam, 0)
     gamma, weights = _update_doc_distribution(X, np.exp(log_beta).T, 0.3, 5000, 1e-10, True, None)
     stats, info = local_step(LDA(0.3, 0.1, B), lam, pack(X), 1e-10, 5000)
@@ -75,7 +79,7 @@ def test_scikit_learns_e_step(x64, lam, corpus):
 
 
 def test_scikit_learns_bound(x64, lam, corpus):
-    X = csr(corpus, V)
+    X = csr_of(corpus)
     theirs = LatentDirichletAllocation(K, doc_topic_prior=0.3, topic_word_prior=0.1, total_samples=B).fit(X[:2])
     theirs.components_ = lam.T
     theirs.exp_dirichlet_component_ = np.exp(oracle.expected_log(lam, 0)).T
@@ -102,7 +106,7 @@ def test_elbo_is_accurate_in_float32(prior, scale, corpus, rng):
 
 def test_elbo_of_all_minibatches_averages_to_the_whole(x64, lam, corpus):
     """An unbiased estimate: the mean over the parts of the corpus is the bound of the whole."""
-    X = csr(corpus, V)
+    X = csr_of(corpus)
     model = LDA(0.3, 0.1, 16)
     whole = elbo(model, lam, pack(X, np.arange(16)))
     parts = [float(elbo(model, lam, pack(X, rows))) for rows in np.arange(16).reshape(2, 8)]
@@ -111,7 +115,7 @@ def test_elbo_of_all_minibatches_averages_to_the_whole(x64, lam, corpus):
 
 
 def test_log_predictive_is_the_transcription(x64, lam, corpus):
-    X = csr(corpus, V)
+    X = csr_of(corpus)
     observed, held_out = split_documents(X, jax.random.key(1))
     halves = [[(half[[d]].indices, half[[d]].data) for d in range(B)] for half in (observed, held_out)]
     got = log_predictive(LDA(0.3, 0.1, B), lam, pack(observed), pack(held_out))
@@ -128,7 +132,7 @@ def test_log_predictive_of_uniform_topics_is_known():
 
 def test_a_document_does_not_depend_on_the_rest_of_the_batch(lam, corpus, rng):
     """Bit by bit: other documents, their order, and how much padding there is."""
-    X = csr(corpus, V)
+    X = csr_of(corpus)
     lam = lam.astype(np.float32)
     model = LDA(0.3, 0.1, B)
     _, whole = local_step(model, lam, pack(X))
@@ -142,7 +146,7 @@ def test_a_document_does_not_depend_on_the_rest_of_the_batch(lam, corpus, rng):
 
 
 def test_statistics_do_not_depend_on_the_order(lam, corpus, rng):
-    X = csr(corpus, V)
+    X = csr_of(corpus)
     lam = lam.astype(np.float32)
     stats, _ = local_step(LDA(0.3, 0.1, B), lam, pack(X))
     shuffled, _ = local_step(LDA(0.3, 0.1, B), lam, pack(X, rng.permutation(B)))
@@ -150,7 +154,7 @@ def test_statistics_do_not_depend_on_the_order(lam, corpus, rng):
 
 
 def test_words_and_topics_may_be_renamed(x64, lam, corpus, rng):
-    X = csr(corpus, V)
+    X = csr_of(corpus)
     words, names = rng.permutation(V), rng.permutation(K)
     alpha = np.linspace(0.1, 1, K)
     stats, info = local_step(LDA(alpha, 0.1, B), lam, pack(X), 1e-10, 5000)
@@ -166,7 +170,7 @@ PRIORS = [1e-6, 1e-3, 0.012, 0.1, 1.0, 1e3]
 @pytest.mark.parametrize("eta", PRIORS)
 def test_any_prior_in_float32(alpha, eta, corpus, rng):
     """λ = η + counts, some words of which no topic has seen, topics that are empty, documents that are tiny."""
-    X = csr(corpus, V).copy()
+    X = csr_of(corpus).copy()
     lam = np.full((V, K), eta, np.float32)
     lam[: V // 2, : K - 1] += rng.gamma(0.2, 50, (V // 2, K - 1)).astype(np.float32)
     model = LDA(alpha, eta, 10 * B)
@@ -191,9 +195,19 @@ def test_small_priors_agree_with_the_log_domain(prior, corpus, rng):
     lam = (prior + rng.gamma(0.3, 20, (V, K)) * (rng.random((V, K)) < 0.5)).astype(np.float32)
     stats, info = local_step(LDA(prior, prior, B), lam, pack(corpus, num_words=V), 1e-5, 1000)
     expected, gamma = oracle.local_step(prior, lam, corpus, B, 1e-9, 5000)
-    close = np.isclose(info.gamma, gamma, rtol=5e-3, atol=5e-3).all(1)
-    assert close.mean() > 0.9  # a tie may break differently in float32
-    assert np.abs(np.asarray(stats) - expected).sum() < 0.1 * expected.sum()
+    np.testing.assert_allclose(info.gamma, gamma, rtol=5e-3, atol=5e-3)
+    assert np.abs(np.asarray(stats) - expected).sum() < 2e-3 * expected.sum()
+
+
+@pytest.mark.parametrize(("K", "alpha", "tokens"), [(500, 1 / 500, 2), (1000, 1 / 1000, 4), (200, 1e-6, 1)])
+def test_short_documents_with_many_topics_agree_with_the_log_domain(K, alpha, tokens, rng):
+    """γ of a few thousandths: exp ψ(γ) is far below the smallest float, and its ratios still decide."""
+    lam = rng.gamma(100, 0.01, (V, K)).astype(np.float32)
+    documents = [(rng.choice(V, n, replace=False), np.ones(n)) for n in rng.integers(1, tokens + 1, 12)]
+    stats, info = local_step(LDA(alpha, 0.1, 12), lam, pack(documents, num_words=V))
+    expected, gamma = oracle.local_step(alpha, lam, documents, 12)
+    assert np.abs(np.asarray(stats) - expected).sum() < 2e-2 * expected.sum()
+    np.testing.assert_allclose(info.gamma, gamma, atol=2e-2)
 
 
 def test_no_topic_is_lost_to_underflow(rng):
@@ -270,30 +284,39 @@ def test_nothing_is_compiled_twice(lam, corpus, rng):
     from smoothgrad_jax import lda
 
     lam = jnp.asarray(lam, jnp.float32)
-    X = csr(corpus, V)
+    X = csr_of(corpus)
     local_step(LDA(0.3, 0.1, B), lam, pack(X))
     before = lda._local_step._cache_size()
     local_step(LDA(0.7, 0.2, 99), 2 * lam, pack(X, rng.permutation(B)), tol=1e-4, max_iter=50)
+    for model in (LDA(1, 1, 3_000_000_000), LDA(np.float64(0.1), np.float32(0.1), 7.5), LDA(jnp.ones(()), 0.1, 3)):
+        local_step(model, lam, pack(X))
     assert lda._local_step._cache_size() == before
 
 
 def test_no_hidden_copies_of_the_statistics():
-    """The sum over documents is accumulated in place: two to five tables of λ's size, and not one per document."""
+    """The sum over documents is accumulated in place, for the words of the batch: nothing is kept per document."""
     from smoothgrad_jax import lda
 
     V, K = 4000, 64
     X = np.eye(300, V)
     X[:, :20] = 1
-    compiled = lda._local_step.lower(LDA(0.1, 0.1, 300), jnp.ones((V, K)), pack(X), 1e-3, 100).compile()
-    assert compiled.memory_analysis().temp_size_in_bytes < 5.5 * V * K * 4
+    model = LDA(*np.float32([0.1, 0.1, 300]))
+    compiled = lda._local_step.lower(model, jnp.ones((V, K)), pack(X), 1e-3, 100).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 2 * V * K * 4
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"lam": jnp.ones((V - 1, K))}, "the documents have 50 words, but lam has 49 rows"),
-        ({"lam": jnp.ones(V)}, r"lam must be floats of shape \[V, K\]"),
-        ({"lam": jnp.ones((V, K), int)}, "lam must be floats"),
+        ({"lam": jnp.ones(V)}, r"lam must be float32 or float64 of shape \[V, K\], got float32 of shape \(50,\)"),
+        ({"lam": jnp.ones((V, K), int)}, "lam must be float32 or float64"),
+        ({"lam": jnp.ones((V, K), jnp.bfloat16)}, "lam must be float32 or float64"),
+        ({"lam": [[1.0]]}, "got list"),
+        ({"model": (0.1, 0.1, B)}, "expected an LDA"),
+        ({"model": LDA(np.array([0.1] * (K - 1) + [-1.0]), 0.1, B)}, "alpha must be positive"),
+        ({"model": LDA(0.1, 0.1, -5)}, "num_docs must be positive, got -5"),
+        ({"model": LDA(0.1, 0.1, np.ones(3))}, "num_docs must be one number"),
         ({"model": LDA(np.ones(K + 1), 0.1, B)}, r"alpha must be one number or broadcast to \(6,\), got shape \(7,\)"),
         ({"model": LDA(0.1, np.ones((2, 2)), B)}, r"eta must be one number or broadcast to \(50, 6\)"),
         ({"model": LDA(0.0, 0.1, B)}, "alpha must be positive, got 0"),
@@ -306,6 +329,21 @@ def test_bad_arguments_are_named(change, message):
     arguments = {"model": LDA(0.1, 0.1, B), "lam": jnp.ones((V, K)), "batch": pack(np.eye(3, V))} | change
     with pytest.raises(ValueError, match=message):
         local_step(**arguments)
+
+
+def test_the_vocabulary_is_checked_inside_jit_too():
+    with pytest.raises(ValueError, match="the documents have 50 words, but lam has 49 rows"):
+        jax.jit(lambda lam, batch: local_step(LDA(0.1, 0.1, B), lam, batch)[0])(
+            jnp.ones((V - 1, K)), pack(np.eye(3, V))
+        )
+
+
+def test_float32_topics_with_float64_counts(x64):
+    batch = pack(np.eye(3, V))
+    assert batch.counts.dtype == np.float64
+    lam = jnp.ones((V, K), jnp.float32)
+    assert elbo(LDA(0.1, 0.1, 3), lam, batch).dtype == jnp.float32
+    assert log_predictive(LDA(0.1, 0.1, 3), lam, batch, batch).dtype == jnp.float32
 
 
 def test_log_predictive_needs_the_same_documents():

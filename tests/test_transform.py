@@ -62,8 +62,8 @@ def test_compiles_once_and_keeps_its_shapes(transform, rng):
     assert len(traces) == 1
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
-def test_keeps_the_dtype_also_inside_cond(transform, dtype):
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32, jnp.float64])
+def test_keeps_the_dtype_also_inside_cond(transform, dtype, x64):
     params = {"a": jnp.ones(3, dtype)}
     state = transform.init(params)
 
@@ -150,6 +150,14 @@ def test_inject_hyperparams_with_a_static_length(rng):
     assert float(state.hyperparams["prior"]) == 0.5
 
 
+def test_inject_hyperparams_with_a_static_capacity(rng):
+    injected = optax.inject_hyperparams(window_mean, static_args="capacity")(length=2, capacity=3)
+    state = jax.jit(injected.init)(jnp.ones(2))
+    for value in (1.0, 2.0, 4.0):
+        mean, state = jax.jit(injected.update)(jnp.full(2, value), state)
+    np.testing.assert_allclose(mean, 3.0)
+
+
 def test_masked_and_partitioned(rng):
     """SVI for one part of the parameters, plain descent for the other."""
     params = {"topics": jnp.ones(3), "net": jnp.ones(2)}
@@ -168,6 +176,16 @@ def test_masked_and_partitioned(rng):
         new = optax.apply_updates(params, updates)
         for name in params:
             np.testing.assert_allclose(new[name], expected[name], rtol=1e-6)
+
+
+def test_no_parameters_at_all(transform):
+    for params in ({}, {"a": None}):
+        updates, _ = transform.update(params, transform.init(params), params)
+        assert updates == params
+    params = {"a": jnp.ones(2)}
+    unused = optax.masked(transform, {"a": False})
+    updates, _ = unused.update(params, unused.init(params), params)
+    chex.assert_trees_all_equal(updates, params)
 
 
 def test_masked_with_a_prior_for_every_parameter():
@@ -220,5 +238,15 @@ def test_bad_arguments_are_named():
     for length in (0, -1, 2.5):
         with pytest.raises(ValueError, match="must be a whole number"):
             window_mean(length)
+    with pytest.raises(ValueError, match="static_args='length'"):
+        jax.jit(optax.inject_hyperparams(smoothed_svi)(length=3, prior=0.1, learning_rate=0.1).init)(PARAMS)
+    with pytest.raises(ValueError, match="neither capacity nor dtype"):
+        window_mean(3, exponential=True, capacity=3)
+    with pytest.raises(ValueError, match="'mean' or 'zeros'"):
+        window_mean(3, warmup="none")
+    with pytest.raises(ValueError, match="capacity 2"):
+        window_mean(3, capacity=2)
+    with pytest.raises(ValueError, match="a number from 1 on"):
+        window_mean(0.5, exponential=True)
     with pytest.raises(ValueError, match="natural_gradient needs the parameters"):
         natural_gradient(0.1).update({"a": 1.0}, optax.EmptyState())

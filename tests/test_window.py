@@ -140,17 +140,32 @@ def test_negative_values_are_not_clamped(rng):
     assert (means < 0).any()
 
 
-def test_a_non_finite_value_is_forgotten():
-    state = window.init(jnp.zeros(2), 2)
-    for value in [1.0, np.inf] + [3.0] * 50:
-        mean, state = push(state, np.full(2, value, np.float32), 2)
-    np.testing.assert_array_equal(mean, 3.0)
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("length", [1, 2, 7])
+def test_a_non_finite_value_is_forgotten_when_it_leaves(bad, length):
+    state = window.init(jnp.zeros(2), 40)
+    for t in range(60):
+        mean, state = push(state, np.array([1.0, bad if t == 20 else 3.0], np.float32), length)
+        inside = 20 <= t < 20 + length
+        assert np.isfinite(mean[1]) == (not inside)
+        assert float(mean[0]) == pytest.approx(1)
+    np.testing.assert_allclose(mean, [1, 3], rtol=3e-7)
+
+
+def test_shrinking_to_one_is_exact(rng):
+    """The paper's phase-out, with values of very different size."""
+    state = window.init(jnp.zeros(1000), 10)
+    for length in [10] * 15 + [1, 1, 10, 1, 3, 1]:
+        value = rng.gamma(0.1, 1, 1000).astype(np.float32)
+        mean, state = push(state, value, length)
+        if length == 1:
+            np.testing.assert_array_equal(mean, value)
 
 
 def test_bfloat16_slots_subtract_what_they_added(rng):
     values = rng.gamma(1, 1000, (2000, 8)).astype(np.float32)
     state = window.init(values[0], 5, dtype=jnp.bfloat16)
-    assert state.buffer.dtype == jnp.bfloat16
+    assert state.buffer.dtype.itemsize == 2
     assert state.total.dtype == jnp.float32
     stored = np.asarray(jnp.asarray(values).astype(jnp.bfloat16).astype(jnp.float32), np.float64)
     run = jax.jit(lambda s, v: lax.scan(lambda s, v: window.push(s, v, 5)[::-1], s, v))
@@ -170,7 +185,28 @@ def test_exponential_sibling(length, warmup, rng):
         weights = decay ** np.arange(t, -1, -1)
         full = weights.sum() if warmup == "mean" or decay == 1 else 1 / (1 - decay)
         np.testing.assert_allclose(mean, weights @ values[: t + 1].astype(np.float64) / full, rtol=2e-6)
-    assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 3 + 2
+    assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 3 + 1
+
+
+def test_an_equivalent_length_can_be_pushed():
+    state = window.init_exponential(0.0)
+    for value in (0.0, 1.0, 4.0):
+        mean, state = window.push(state, value, window.equivalent_length(0.9))
+    assert float(mean) == pytest.approx((0.9 * 1 + 4) / (0.81 + 0.9 + 1), rel=1e-5)
+
+
+def test_a_tree_without_leaves():
+    state = window.init({"a": None}, 3)
+    mean, state = window.push(state, {"a": None})
+    assert mean == {"a": None}
+
+
+def test_integers_have_a_mean():
+    state = window.init({"a": 0, "b": jnp.zeros(2, int)}, 3)
+    for _ in range(2):
+        mean, state = window.push(state, {"a": 0.5, "b": jnp.array([0.75, 2.0])}, 2)
+    assert float(mean["a"]) == 0.5
+    np.testing.assert_array_equal(mean["b"], [0.75, 2.0])
 
 
 def test_equivalent_length_has_the_same_variance():
@@ -217,7 +253,7 @@ def test_nbytes_is_what_init_allocates():
         assert window.nbytes(template, capacity, dtype=dtype) == held
 
 
-@pytest.mark.parametrize("length", [0, 4, -1, 1.5])
+@pytest.mark.parametrize("length", [0, 4, -1, 1.5, jnp.array(4), np.float32(9)])
 def test_a_length_that_cannot_be_served_is_refused(length):
     with pytest.raises(ValueError, match=r"whole number from 1 to the capacity 3.*got"):
         window.push(window.init(0.0, 3), 1.0, length)
@@ -240,8 +276,12 @@ def test_other_errors():
         window.push(state, jnp.zeros(3), warmup="none")
     with pytest.raises(ValueError, match="the capacity is 0"):
         window.push(window.init(0.0, 0), 1.0, 5)
-    with pytest.raises(ValueError, match="give push a length"):
+    with pytest.raises(ValueError, match="give a length"):
         window.push(window.init_exponential(0.0), 1.0)
+    with pytest.raises(ValueError, match="a number from 1 on"):
+        window.push(window.init_exponential(0.0), 1.0, 0.5)
+    with pytest.raises(ValueError, match="floating dtype, got int8"):
+        window.init(0.0, 3, dtype=jnp.int8)
     for capacity in (-1, 2.5):
         with pytest.raises(ValueError, match="capacity must be a whole number"):
             window.init(0.0, capacity)
@@ -270,7 +310,7 @@ SLOT_BYTES = 4 * SLOT[0] * SLOT[1]
 
 def whole_ring_copies(compiled, runs=None):
     shape = ",".join(map(str, (*([runs] if runs else []), CAPACITY + 1, *SLOT)))
-    return re.findall(rf"f32\[{shape}\]\S* copy\(", compiled.as_text())
+    return re.findall(rf"\w+\[{shape}\]\S* (?:copy|convert)\(", compiled.as_text())
 
 
 def assert_in_place(program, arguments, runs=None):
@@ -278,8 +318,13 @@ def assert_in_place(program, arguments, runs=None):
     assert not whole_ring_copies(compiled, runs)
     memory = compiled.memory_analysis()
     assert memory.temp_size_in_bytes < 2 * SLOT_BYTES * (runs or 1)
-    ring = SLOT_BYTES * (CAPACITY + 1) * (runs or 1)
+    ring = sum(leaf.nbytes for leaf in jax.tree.leaves(arguments[0].buffer))
     assert memory.alias_size_in_bytes >= ring  # the donated ring is the new one
+
+
+@pytest.fixture(params=[None, jnp.bfloat16, jnp.float16], ids=["float32", "bfloat16", "float16"])
+def empty(request):
+    return lambda: window.init(jnp.zeros(SLOT), CAPACITY, dtype=request.param)
 
 
 def test_the_detector_sees_a_copy():
@@ -288,32 +333,32 @@ def test_the_detector_sees_a_copy():
     assert whole_ring_copies(compiled)
 
 
-def test_in_place_in_jit():
-    assert_in_place(window.push, (window.init(jnp.zeros(SLOT), CAPACITY), jnp.zeros(SLOT), 7))
+def test_in_place_in_jit(empty):
+    assert_in_place(window.push, (empty(), jnp.zeros(SLOT), 7))
 
 
-def test_in_place_in_scan():
+def test_in_place_in_scan(empty):
     def program(state, values, length):
         return lax.scan(lambda s, v: window.push(s, v, length)[::-1], state, values)
 
-    assert_in_place(program, (window.init(jnp.zeros(SLOT), CAPACITY), jnp.zeros((9, *SLOT)), 7))
+    assert_in_place(program, (empty(), jnp.zeros((9, *SLOT)), 7))
 
 
-@pytest.mark.parametrize("axes", [window.runs(), window.runs(shared=0)], ids=["one clock", "own clocks"])
-def test_in_place_under_vmap_over_lengths(axes):
+@pytest.mark.parametrize("axes", [window.runs(), window.runs()._replace(index=0)], ids=["one clock", "own clocks"])
+def test_in_place_under_vmap_over_lengths(axes, empty):
     lengths = jnp.array([1, 3, 10, 20])
-    states = jax.vmap(lambda _: window.init(jnp.zeros(SLOT), CAPACITY), out_axes=axes)(lengths)
+    states = jax.vmap(lambda _: empty(), out_axes=axes)(lengths)
     program = jax.vmap(window.push, in_axes=(axes, 0, 0), out_axes=(0, axes))
     assert_in_place(program, (states, jnp.zeros((4, *SLOT)), lengths), runs=4)
 
 
-def test_in_place_in_scan_under_vmap():
+def test_in_place_in_scan_under_vmap(empty):
     def one(state, values, length):
         return lax.scan(lambda s, v: window.push(s, v, length)[::-1], state, values)
 
     axes = window.runs()
     lengths = jnp.array([1, 3, 10, 20])
-    states = jax.vmap(lambda _: window.init(jnp.zeros(SLOT), CAPACITY), out_axes=axes)(lengths)
+    states = jax.vmap(lambda _: empty(), out_axes=axes)(lengths)
     program = jax.vmap(one, in_axes=(axes, None, 0), out_axes=(axes, 1))  # [T, runs, ...], as scan stacks them
     assert_in_place(program, (states, jnp.zeros((9, *SLOT)), lengths), runs=4)
 
