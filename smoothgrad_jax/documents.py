@@ -70,8 +70,8 @@ def pack(X: Any, rows: Any = None, *, num_words: int | None = None) -> Batch:
         ``(word ids, counts)`` for each document. Counts may be fractional, not negative. Documents may be empty.
       rows: Which documents, in which order, by default all: ``[B]`` indices; or ``[T, B]`` for a stack of T minibatches
         of one shape, as :func:`smoothgrad_jax.run` and :func:`smoothgrad_jax.sweep` take them. Give the corpus and
-        ``rows`` rather than a part of the corpus: batches then have one shape. The cost is that of the rows if X is
-        CSR; any other form is converted as a whole, every time.
+        ``rows`` rather than a part of the corpus: batches then have one shape. The cost is that of the rows and of one
+        look at all lengths if X is CSR; any other form is converted as a whole, every time.
       num_words: The size of the vocabulary, for a list; by default the largest id plus one.
 
     Returns:

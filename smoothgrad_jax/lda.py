@@ -118,7 +118,7 @@ def elbo(model: LDA, lam: jax.Array, batch: Batch, tol: Any = 1e-3, max_iter: An
 
 
 def log_predictive(
-    model: LDA, lam: jax.Array, observed: Batch, held_out: Batch, tol: Any = 1e-3, max_iter: Any = 100
+    model: LDA, lam: jax.Array, observed: Any, held_out: Any, tol: Any = 1e-3, max_iter: Any = 100
 ) -> jax.Array:
     """Document completion: the mean log probability of a held-out word.
 
@@ -129,13 +129,14 @@ def log_predictive(
     Args:
       model: Priors; ``num_docs`` plays no part.
       lam: λ [V, K].
-      observed: The halves that are seen, from :func:`split_documents` and :func:`smoothgrad_jax.pack`.
+      observed: The halves that are seen, from :func:`split_documents`: as they are, or packed once for many calls.
       held_out: The halves that are scored: the same documents in the same order.
       tol, max_iter: as in :func:`local_step`.
 
     Returns:
       A scalar, in nats per word; exp(−score) is a perplexity. NaN if nothing is held out.
     """
+    observed, held_out = (X if isinstance(X, Batch) else documents.pack(X) for X in (observed, held_out))
     model = _checked(model, lam, observed)
     _checked(model, lam, held_out)
     if observed.size != held_out.size:
@@ -160,7 +161,7 @@ def split_documents(X: Any, key: jax.Array) -> tuple[Any, Any]:
 
 def topics(lam: jax.Array) -> jax.Array:
     """E[β] as [K, V]: one row a topic, which sums to one."""
-    return (lam / lam.sum(0)).T
+    return (lam / lam.sum(0, keepdims=True)).T
 
 
 @jax.jit
@@ -196,7 +197,7 @@ def _log_predictive(model, lam, observed, held_out, tol, max_iter):
     table, _ = _topic_table(lam, observed)
     _, info = _fit(model, lam, observed, table, tol, max_iter)
     theta = info.gamma / info.gamma.sum(1, keepdims=True)
-    beta = lam[held_out.vocabulary] / lam.sum(0)
+    beta = lam[held_out.vocabulary] / lam.sum(0, keepdims=True)
 
     def visit(total, row, words, counts):
         log_p = jnp.log(beta[words] @ theta[row])
@@ -233,7 +234,7 @@ def _fit(model, lam, batch, table, tol, max_iter):
         gamma, moved, i = lax.while_loop(unfinished, update, start)
         theta, _ = _theta(gamma)
         # n_w φ_wk = (n_w / (β̃θ̃)_w) β̃_wk θ̃_k; in this order no factor can overflow
-        expected_counts = ((counts / (beta @ theta))[:, None] * beta) * theta
+        expected_counts = ((counts / (beta @ theta))[:, None] * beta) * theta[None]
         return (
             stats.at[words].add(expected_counts),
             gammas.at[row].set(gamma[:num_topics]),
@@ -280,7 +281,7 @@ def _topic_table(lam, batch):
     Computed in blocks that stay in the cache, and only as many as the batch has words.
     """
     tiny = jnp.finfo(lam.dtype).tiny
-    total = jnp.maximum(lam, tiny).sum(0)
+    total = jnp.maximum(lam, tiny).sum(0, keepdims=True)
     shift_total, inverse = dirichlet.exponent(total), 1 / (total + dirichlet.SHIFT)
     num_rows = batch.vocabulary.shape[0]
     block = min(_BLOCK, num_rows)

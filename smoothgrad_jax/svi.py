@@ -152,7 +152,7 @@ def robbins_monro(tau: float = 1.0, kappa: float = 0.7) -> Callable[[Any], Any]:
         raise ValueError(f"kappa must not be negative, or the step sizes grow; got {kappa}")
 
     def schedule(count):
-        return (tau + count) ** -jnp.asarray(kappa, float)
+        return (tau + jnp.asarray(count, float)) ** -jnp.asarray(kappa, float)
 
     return schedule
 
@@ -298,7 +298,7 @@ def _per_step(name, value, steps):
     if value is None:
         return None
     if callable(value):
-        return jax.vmap(lambda step: jnp.asarray(value(step)))(steps)
+        return jax.vmap(lambda step: jnp.asarray(value(step), float))(steps)
     value = jnp.asarray(value, float)
     if value.ndim > 1 or (value.ndim == 1 and value.shape != steps.shape):
         raise ValueError(f"{name} must be a number, a schedule, or one per step [{len(steps)}]; got {value.shape}")

@@ -214,16 +214,16 @@ def check_lengths(lengths: Any, capacity: int | None) -> None:
     """Refuse lengths that are known now and that a window of this capacity (None: exponential) cannot serve."""
     if isinstance(lengths, jax.core.Tracer):
         return
-    for length in np.ravel(np.asarray(lengths)):
-        if capacity is None:
-            served, fits = "a number from 1 on, or ∞", length >= 1
-        elif capacity:
-            served = f"a whole number from 1 to the capacity {capacity}, or ∞"
-            fits = length == math.inf or (1 <= length <= capacity and length % 1 == 0)
-        else:
-            served, fits = "∞: the capacity is 0", length == math.inf
-        if not fits:
-            raise ValueError(f"the length of this window must be {served}; got {length}")
+    lengths = np.ravel(np.asarray(lengths, float))
+    if capacity is None:
+        served, fits = "a number from 1 on, or ∞", lengths >= 1
+    elif capacity:
+        served = f"a whole number from 1 to the capacity {capacity}, or ∞"
+        fits = (lengths == math.inf) | ((lengths >= 1) & (lengths <= capacity) & (lengths == np.floor(lengths)))
+    else:
+        served, fits = "∞: the capacity is 0", lengths == math.inf
+    if not fits.all():
+        raise ValueError(f"the length of this window must be {served}; got {lengths[~fits][0]:g}")
 
 
 def nbytes(template: Any, capacity: int | float, *, dtype: Any = None) -> int:

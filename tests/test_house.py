@@ -1,6 +1,7 @@
 """The laws of the house that a machine can hold."""
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -96,6 +97,12 @@ def test_import_changes_no_configuration_and_starts_no_backend():
         "assert not xla_bridge._backends, 'importing the package ran a computation'\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, cwd=ROOT)
+
+
+def test_strict_modes():
+    modes = {"JAX_NUMPY_RANK_PROMOTION": "raise", "JAX_NUMPY_DTYPE_PROMOTION": "strict", "PYTHONPATH": str(ROOT)}
+    program = [sys.executable, "-W", "error", ROOT / "tests" / "strict.py"]
+    subprocess.run(program, check=True, cwd=ROOT, env=os.environ | modes)
 
 
 def test_doctests():

@@ -1,0 +1,37 @@
+"""Every public function once, with jax in its strictest modes; run by test_house in a process of its own."""
+
+import math
+
+import jax
+import numpy as np
+from jax.tree_util import Partial
+
+import smoothgrad_jax as sg
+
+assert jax.config.jax_numpy_rank_promotion == "raise"
+assert jax.config.jax_numpy_dtype_promotion == "strict"
+
+rng = np.random.default_rng(0)
+X = rng.poisson(0.3, (60, 50))
+lam = sg.init_topics(jax.random.key(0), 50, 5)
+batch, batches = sg.pack(X), sg.pack(X, rng.integers(0, 60, (4, 10)))
+model = sg.LDA(0.1, 0.1, 60)
+step = Partial(sg.local_step, model)
+
+for each in (model, sg.LDA(np.full(5, 0.1), np.full((50, 1), 0.1), 60)):
+    stats, _ = sg.local_step(each, lam, batch)
+    sg.elbo(each, lam, batch)
+    sg.log_predictive(each, lam, batch, batch)
+sg.topics(lam)
+sg.dirichlet.kl_divergence(lam, 0.1)
+sg.dirichlet.exp_expected_log(lam)
+sg.dirichlet.exp_digamma(lam)
+for warmup in ("mean", "zeros"):
+    for state in (sg.init(lam, 3), sg.init(lam, 0), sg.init(lam, exponential=True)):
+        sg.global_step(state, stats, 0.1, 0.1, math.inf, warmup=warmup)
+        sg.averaged_step(state, stats, 0.1, 0.1, math.inf, warmup=warmup)
+sg.run(step, sg.init(lam, 3), batches, 0.1, sg.robbins_monro(2, 0.7), 2)
+sg.sweep(step, lam, batches, 0.1, 0.1, [1, 3, math.inf])
+sg.bias_variance(step, sg.init(lam, 3), batches, batch, 0.1, 0.1, 2)
+optimiser = sg.smoothed_svi(3, 0.1, 0.1)
+optimiser.update(stats, optimiser.init(lam), lam)
