@@ -13,7 +13,7 @@ from smoothgrad_jax.lda import (
     split_documents,
     topics,
 )
-from smoothgrad_jax.svi import SVIState, global_step, init, robbins_monro, run, sweep
+from smoothgrad_jax.svi import SVIState, global_step, init, phase_out, robbins_monro, run, sweep
 from smoothgrad_jax.transform import natural_gradient, smoothed_svi, window_mean
 
 __version__ = "0.1.0"
@@ -36,6 +36,7 @@ __all__ = [
     "log_predictive",
     "natural_gradient",
     "pack",
+    "phase_out",
     "robbins_monro",
     "run",
     "smoothed_svi",

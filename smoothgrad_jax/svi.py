@@ -157,6 +157,34 @@ def robbins_monro(tau: float = 1.0, kappa: float = 0.7) -> Callable[[Any], Any]:
     return schedule
 
 
+def phase_out(length: int, start: int, stop: int) -> Callable[[Any], Any]:
+    """Window lengths that end in plain SVI: L up to step ``start``, then fewer and fewer, and 1 from ``stop`` on.
+
+        L_t = L^((stop − t) / (stop − start))        between the two, rounded
+
+    The bias of the window stays while λ moves; the paper proposes to phase the window out where convergence has to be
+    guaranteed. A schedule for :func:`run`, and with ``capacity=length`` for :func:`smoothgrad_jax.window_mean`.
+
+    Args:
+      length: L, at the beginning.
+      start: The first step at which it falls.
+      stop: The first step with L = 1.
+
+    Returns:
+      A function of the step number.
+
+    With ``length=1`` this is SVI all along.
+    """
+    if not length >= 1 or not 0 <= start < stop:
+        raise ValueError(f"expected length ≥ 1 and 0 ≤ start < stop; got length {length}, start {start}, stop {stop}")
+
+    def schedule(count):
+        share = jnp.clip((stop - jnp.asarray(count, float)) / (stop - start), 0, 1)
+        return jnp.round(jnp.asarray(length, float) ** share)
+
+    return schedule
+
+
 def run(
     local_step: LocalStep,
     state: SVIState,

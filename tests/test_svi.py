@@ -22,12 +22,14 @@ from smoothgrad_jax import (
     init_topics,
     local_step,
     pack,
+    phase_out,
     robbins_monro,
     run,
     smoothed_svi,
     svi,
     sweep,
     topics,
+    window_mean,
 )
 
 V, K, D, B, STEPS = 30, 4, 60, 5, 200
@@ -266,6 +268,29 @@ def test_robbins_monro():
         robbins_monro(0, 0.7)
     with pytest.raises(ValueError, match="kappa must not be negative"):
         robbins_monro(1, -1)
+
+
+def test_phase_out(corpus, rows, lam):
+    """The lengths of the schedule, and the end of a run with them: from ``stop`` on it takes the steps of SVI."""
+    schedule = phase_out(8, start=4, stop=10)
+    lengths = [float(schedule(t)) for t in range(13)]
+    np.testing.assert_array_equal(lengths, [8] * 5 + [6, 4, 3, 2, 1, 1, 1, 1])
+    lam = jnp.asarray(lam, jnp.float32)
+    step, batches = Partial(local_step, MODEL), pack(corpus, rows[:13], num_words=V)
+    annealed, _ = run(step, init(lam, 8), batches, MODEL.eta, 0.2, schedule)
+    by_hand, _ = run(step, init(lam, 8), batches, MODEL.eta, 0.2, np.array(lengths))
+    np.testing.assert_array_equal(annealed.params, by_hand.params)
+    stats = jnp.ones_like(lam)
+    last = global_step(annealed, stats, 0.1, 0.2, schedule(annealed.step))
+    np.testing.assert_allclose(last.params, 0.8 * annealed.params + 0.2 * (0.1 + stats), rtol=1e-6)
+    mean = window_mean(schedule, capacity=8)
+    state = mean.init(jnp.zeros(()))
+    for t in range(12):
+        value, state = mean.update(jnp.asarray(float(t)), state)
+    assert float(value) == 11
+    for bad in [(0, 1, 2), (3, 5, 5), (3, -1, 4)]:
+        with pytest.raises(ValueError, match="expected length ≥ 1 and 0 ≤ start < stop"):
+            phase_out(*bad)
 
 
 def test_bad_arguments_are_named(lam):
