@@ -3,8 +3,8 @@
 Documents are ragged; compiled programs are not. A :class:`Batch` keeps the words of all its documents end to end, and
 groups the documents by length: the program walks over a group and cuts a tile of the group's width at each document.
 The number of documents in a group is data and not shape, and the groups are those of all the documents there are: the
-minibatches of one size that :func:`pack` takes from one corpus share one compiled program (rarely two, where their
-number of words passes a power of two).
+minibatches of one size that :func:`pack` takes from one corpus share one compiled program, or a few, where their number
+of entries or of different words passes a power of two.
 
 | name           | shape   | meaning                                                                             |
 |----------------|---------|-------------------------------------------------------------------------------------|
@@ -29,6 +29,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse
+
+_LARGEST = 1e30  # a document's sum of counts must be a float32
 
 
 class Group(NamedTuple):
@@ -93,6 +95,7 @@ def pack(X: Any, rows: Any = None, *, num_words: int | None = None) -> Batch:
         raise ValueError(f"rows must be whole numbers of shape [B] or [T, B]; got {rows.dtype} of shape {rows.shape}")
     if rows.min() < 0 or rows.max() >= table.shape[0]:
         raise ValueError(f"rows must lie in 0 … {table.shape[0] - 1}; got {rows.min()} … {rows.max()}")
+    rows = rows.astype(np.int64)  # rows + 1 must not wrap
 
     lengths = _lengths(table, rows)
     widths = _widths(np.diff(table.indptr))
@@ -167,7 +170,7 @@ def _table(X, num_words):
 def _check_entries(table, entries):
     """The counts of some entries of the table as floats; refused with the document's name if an entry is not usable."""
     counts, ids = table.data[entries], table.indices[entries]
-    bad = ~(np.isfinite(counts) & (counts >= 0) & (ids >= 0) & (ids < table.shape[1]))
+    bad = ~((counts >= 0) & (counts <= _LARGEST) & (ids >= 0) & (ids < table.shape[1]))
     if bad.any():
         entry = entries[np.argmax(bad)]
         document = int(np.searchsorted(table.indptr, entry, side="right")) - 1
@@ -175,9 +178,12 @@ def _check_entries(table, entries):
         if not 0 <= word < table.shape[1]:
             raise ValueError(f"document {document}: word id {word} is out of range 0 … {table.shape[1] - 1}")
         raise ValueError(
-            f"document {document}: the count of word {word} is {count}; counts must be finite and not negative"
+            f"document {document}: the count of word {word} is {count}; counts must be finite (at most {_LARGEST:g}) "
+            "and not negative"
         )
-    return counts if counts.dtype.kind == "f" else counts.astype(np.float32)
+    if counts.dtype in (np.float32, np.float64):
+        return counts
+    return counts.astype(np.float64 if counts.dtype.kind == "f" else np.float32)
 
 
 def _from_triples(coo):

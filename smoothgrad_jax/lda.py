@@ -290,14 +290,17 @@ def _topic_table(lam, batch):
         table, log_scale = carry
         rows = jnp.maximum(lam[lax.dynamic_slice_in_dim(batch.vocabulary, i * block, block)], tiny)
         # A barrier keeps XLA from computing what stands above it twice, once for the maximum and once for its use.
-        exponent = lax.optimization_barrier(dirichlet.exponent(rows) - shift_total)
+        # The largest e(λ) goes first: for λ = 1e-6 it is −1e6, and would swallow the digits of e(T).
+        exponent = lax.optimization_barrier(dirichlet.exponent(rows))
+        largest = exponent.max(1, keepdims=True)
+        exponent = lax.optimization_barrier((exponent - largest) - shift_total)
         shift = exponent.max(1, keepdims=True)
         scaled = (rows + dirichlet.SHIFT) * inverse * jnp.exp(exponent - shift)
         scaled = lax.optimization_barrier(scaled)
         peak = scaled.max(1, keepdims=True)
         return (
             lax.dynamic_update_slice_in_dim(table, _pad(scaled / peak), i * block, 0),
-            lax.dynamic_update_slice_in_dim(log_scale, (shift + jnp.log(peak))[:, 0], i * block, 0),
+            lax.dynamic_update_slice_in_dim(log_scale, (largest + shift + jnp.log(peak))[:, 0], i * block, 0),
         )
 
     empty = _pad(jnp.zeros((num_rows, lam.shape[1]), lam.dtype)), jnp.zeros(num_rows, lam.dtype)

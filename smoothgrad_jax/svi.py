@@ -110,8 +110,11 @@ def global_step(
     """
     if callable(rho) or callable(length):
         raise ValueError("global_step takes numbers: call a schedule with state.step, or give it to run")
+    if np.ndim(rho) or np.ndim(length):
+        raise ValueError(f"rho and length must be single numbers, got {rho} and {length}; run takes one per step")
     _check_rho(rho)
-    _window.check_length(length, state.window)
+    if jax.tree.leaves(stats):
+        _window.check_length(length, state.window)
     # As floats, so that 1, 1.0 and ∞ are one program.
     rho = jnp.asarray(rho, float)
     length = None if length is None else jnp.asarray(length, float)
@@ -264,9 +267,11 @@ def sweep(
         raise ValueError("sweep makes its own states: give it the parameters to start from, not a state")
     if np.ndim(lengths) != 1 or not len(lengths):
         raise ValueError(f"lengths must be several window lengths, got {lengths}")
+    _window.check_lengths(lengths, None)
     capacity = int(max((length for length in lengths if length != math.inf), default=0))
     _window.check_lengths(lengths, capacity)
     params = jax.tree.map(jnp.asarray, params)
+    _check_memory(len(lengths) * _window.nbytes(params, capacity, dtype=dtype), len(lengths), capacity, memory_limit)
     rho = _per_step("rho", rho, jnp.arange(_num_steps(batches), dtype=jnp.int32))
     _check_rho(rho)
     inputs = (as_pytree(local_step), params, batches, prior, rho, jnp.asarray(lengths, float))

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from smoothgrad_jax import window
@@ -78,12 +79,15 @@ def window_mean(
     if exponential and (capacity is not None or dtype is not None):
         raise ValueError("an exponential window has neither capacity nor dtype")
     known = not callable(length) and not isinstance(length, jax.core.Tracer)
+    if known and (length is None or np.ndim(length)):
+        raise ValueError(f"length must be a number or a schedule, got {length}")
     if not exponential and capacity is None:
         if not known:
             raise ValueError(
                 "a length that changes needs a capacity, the longest window it will ask for "
                 "(under optax.inject_hyperparams: static_args='length', or a static capacity)"
             )
+        window.check_lengths(length, None)
         capacity = 0 if length == math.inf else int(length)
         window.check_lengths(length, max(capacity, 1))
     elif known:

@@ -94,7 +94,7 @@ def init(template: Any, capacity: int | float, *, dtype: Any = None) -> WindowSt
       capacity: The longest window that will be asked for. 0 or ∞: no ring, the mean of everything.
       dtype: Floating dtype of the slots; by default the template's, or float32 for integers. bfloat16 halves the
         memory: values are rounded before they are added, so that what is added is exactly what is later subtracted.
-        (Before jax 0.12 the state keeps bfloat16 slots as their bits, uint16.)
+        (Before jax 0.12 the state keeps bfloat16 slots as their bits, uint16, which carry no derivative.)
 
     Returns:
       A :class:`WindowState`.
@@ -146,8 +146,8 @@ def push(
       ``(mean, state)``; the mean has the structure, shapes and (floating) dtypes of ``value``.
 
     With L = 1 the mean is the value, to the last bit. With capacity 0 it is the mean of all values so far. A value that
-    is not finite spoils the mean while it is inside, and not after. Forward-mode derivatives pass through; for reverse
-    mode the ring would have to be kept for every push.
+    is not finite spoils the mean while it is inside, and not after; a sum beyond the largest float spoils it until the
+    sum is next rebuilt. ``jax.jvp`` passes through, also of a ``vmap``; ``jacfwd`` and reverse mode do not.
     """
     if warmup not in ("mean", "zeros"):
         raise ValueError(f"warmup must be 'mean' or 'zeros', got {warmup!r}")
@@ -343,9 +343,8 @@ def _decay(length, dtype):
 def _advance(state, value, buffer, first, total, residue):
     # One reduction tells both: the smallest entry, −∞ if one is not finite.
     smallest = [jnp.min(jnp.where(jnp.isfinite(v), v.real, -jnp.inf), initial=0) for v in jax.tree.leaves(value)]
-    smallest = jnp.stack([low.astype(jnp.float32) for low in smallest])
-    negative = jnp.where(smallest < 0, state.index, state.negative)
-    broken = jnp.where(smallest.min() == -jnp.inf, state.index, state.broken)
+    negative = jnp.where(jnp.stack([low < 0 for low in smallest]), state.index, state.negative)
+    broken = jnp.where(jnp.stack([low == -jnp.inf for low in smallest]).any(), state.index, state.broken)
     return WindowState(buffer, state.index + 1, first, total, residue, negative, broken)
 
 
@@ -460,8 +459,8 @@ def _sum_dtype(dtype):
 def _slots(capacity):
     if capacity == math.inf:
         return 0
-    if int(capacity) != capacity or capacity < 0:
-        raise ValueError(f"capacity must be a whole number ≥ 0, or ∞, got {capacity}")
+    if not 0 <= capacity < 2**31 - 1 or int(capacity) != capacity:  # NaN fails the first test
+        raise ValueError(f"capacity must be a whole number from 0 to 2³¹ − 2, or ∞, got {capacity}")
     return int(capacity) + 1 if capacity else 0
 
 

@@ -171,6 +171,18 @@ def test_bad_rows_are_named(rows):
         pack(np.eye(3), rows)
 
 
+def test_rows_of_a_small_dtype():
+    X = np.arange(1, 301)[:, None] * np.ones((1, 6))
+    for rows in (np.array([127], np.int8), np.array([255, 0], np.uint8)):
+        np.testing.assert_array_equal(unpack(pack(X, rows)), X[rows])
+
+
+def test_counts_beyond_float32_are_refused():
+    with pytest.raises(ValueError, match=r"document 0: the count of word 1 is 1e\+39"):
+        pack([([0, 1], [1, 1e39])])
+    assert pack(np.ones((2, 3), np.longdouble)).counts.dtype == np.float64
+
+
 def test_list_without_num_words():
     assert pack([([4], [1])]).num_words == 5
     assert pack([([], [])]).num_words == 1

@@ -20,7 +20,7 @@ ROOMS = {
     "documents": {"numpy", "scipy"},
     "lda": {"jax", "numpy", "dirichlet", "documents"},
     "svi": {"jax", "numpy", "window"},
-    "transform": {"jax", "optax", "window"},
+    "transform": {"jax", "numpy", "optax", "window"},
     "diagnostics": {"jax", "window", "svi"},
 }
 

@@ -211,6 +211,16 @@ def test_short_documents_with_many_topics_agree_with_the_log_domain(K, alpha, to
     np.testing.assert_allclose(info.gamma, gamma, atol=2e-2)
 
 
+@pytest.mark.parametrize("eta", [1e-3, 1e-4, 1e-5, 1e-6])
+def test_words_that_no_topic_has_seen(eta):
+    """λ = η in every topic: only the sizes of the topics decide, and e(η) = −1/η must not swallow them."""
+    lam = np.array([[eta] * 3, [20, 1, 5], [1, 30, 2], [3, 4, 50]], np.float32)
+    documents = [(np.array([0, 1]), np.array([2.0, 1.0]))]
+    stats, _ = local_step(LDA(0.5, eta, 1), lam, pack(documents, num_words=4), 1e-6, 1000)
+    expected, _ = oracle.local_step(0.5, lam, documents, 1, 1e-10, 5000)
+    np.testing.assert_allclose(stats, expected, rtol=1e-3, atol=1e-5)
+
+
 def test_no_topic_is_lost_to_underflow(rng):
     """Topics that share no word, with the smallest prior: each keeps the words that are its own."""
     K, per_topic = 8, 5

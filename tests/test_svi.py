@@ -133,6 +133,12 @@ def test_sweep_asks_before_it_allocates(lam):
         sweep(Partial(local_step, MODEL), lam, batches, 0.1, 0.1, [1, 10**6, math.inf], memory_limit=1e9)
 
 
+def test_an_absurd_length_is_refused_before_anything_is_traced(lam):
+    batches = pack(np.eye(3, V), [[0, 1]])
+    with pytest.raises(MemoryError, match="up to 1000000000 take"):
+        sweep(Partial(local_step, MODEL), lam, batches, 0.1, 0.1, [1, 10**9])
+
+
 def test_the_memory_of_a_sweep_counts_what_it_records(lam):
     """λ [30, 4] is small; γ [T, B, K] of every step is not."""
     step, batches = Partial(local_step, MODEL), pack(np.eye(100, V), np.zeros((50, 100), int))
@@ -306,8 +312,11 @@ def test_bad_arguments_are_named(lam):
         run(step, init(lam, 2), stack, 0.1, np.ones(3))
     with pytest.raises(ValueError, match="lengths must be several window lengths"):
         sweep(step, lam, stack, 0.1, 0.1, [])
-    with pytest.raises(ValueError, match="got 0"):
-        sweep(step, lam, stack, 0.1, 0.1, [0, 3])
+    for bad in (0, math.nan, -math.inf):
+        with pytest.raises(ValueError, match="the length of this window must be"):
+            sweep(step, lam, stack, 0.1, 0.1, [bad, 3])
+    with pytest.raises(ValueError, match="must be single numbers"):
+        global_step(init(lam, 2), lam, 0.1, [0.5, 0.2, 0.1, 0.1])
     with pytest.raises(ValueError, match="give it the parameters to start from"):
         sweep(step, init(lam, 2), stack, 0.1, 0.1, [1, 3])
     with pytest.raises(ValueError, match="expected a state, got ArrayImpl"):

@@ -235,9 +235,11 @@ def test_sharding_of_the_state_follows_the_parameters():
 def test_bad_arguments_are_named():
     with pytest.raises(ValueError, match="needs a capacity"):
         window_mean(lambda t: t)
-    for length in (0, -1, 2.5):
-        with pytest.raises(ValueError, match="must be a whole number"):
+    for length in (0, -1, 2.5, math.nan, -math.inf):
+        with pytest.raises(ValueError, match="the length of this window must be"):
             window_mean(length)
+    with pytest.raises(ValueError, match="a number or a schedule, got None"):
+        window_mean(None)
     with pytest.raises(ValueError, match="static_args='length'"):
         jax.jit(optax.inject_hyperparams(smoothed_svi)(length=3, prior=0.1, learning_rate=0.1).init)(PARAMS)
     with pytest.raises(ValueError, match="neither capacity nor dtype"):

@@ -282,7 +282,7 @@ def test_other_errors():
         window.push(window.init_exponential(0.0), 1.0, 0.5)
     with pytest.raises(ValueError, match="floating dtype, got int8"):
         window.init(0.0, 3, dtype=jnp.int8)
-    for capacity in (-1, 2.5):
+    for capacity in (-1, 2.5, 10**12, math.nan):
         with pytest.raises(ValueError, match="capacity must be a whole number"):
             window.init(0.0, capacity)
 
@@ -367,6 +367,11 @@ def test_the_ring_is_written_with_dynamic_update_slice():
     jaxpr = str(jax.make_jaxpr(window.push)(window.init(jnp.zeros(3), 2), jnp.zeros(3), 2))
     assert "dynamic_update_slice" in jaxpr
     assert "scatter" not in jaxpr
+
+
+def test_small_negative_values_in_float64(x64):
+    mean, _ = window.push(window.init(jnp.zeros(1), 3), jnp.array([-1e-50]), 1)
+    assert float(mean[0]) == -1e-50
 
 
 def test_float64(x64, rng):
