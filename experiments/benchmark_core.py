@@ -7,6 +7,7 @@ minimum beside it. The local step and scikit-learn's (``pip install scikit-learn
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -170,6 +171,8 @@ def main():
     parser.add_argument("--all-cores", action="store_true", help="do not pin the local step to one core")
     parser.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if "local" in args.parts and importlib.util.find_spec("sklearn") is None:
+        parser.error("the local part compares with scikit-learn: pip install '.[test]', or name other parts")
     unknown = set(args.parts) - set(PARTS)
     if unknown:
         parser.error(f"no such part: {', '.join(unknown)}")
