@@ -18,8 +18,8 @@ def kl_divergence(a, b):
     return normalisers + ((a - b) * expected_log(a)).sum()
 
 
-def fit_document(alpha, lam, words, counts, tol, max_iter):
-    """γ, the responsibilities φ under it, and the number of updates."""
+def fit_document(alpha, lam, words, counts, tol, max_iter, relaxation=1.6):
+    """γ, the responsibilities φ under it, and the number of updates; plain coordinate ascent with relaxation=1."""
     lam, counts = np.asarray(lam, np.float64), np.asarray(counts, np.float64)
     num_topics = lam.shape[1]
     alpha = np.broadcast_to(np.asarray(alpha, np.float64), num_topics)
@@ -29,10 +29,12 @@ def fit_document(alpha, lam, words, counts, tol, max_iter):
         log_phi = expected_log(gamma) + log_beta
         return np.exp(log_phi - logsumexp(log_phi, axis=1, keepdims=True))
 
-    gamma, iterations, change = alpha + counts.sum() / num_topics, 0, np.inf
+    point = gamma = alpha + counts.sum() / num_topics
+    iterations, change = 0, np.inf
     while len(words) and change >= tol and iterations < max_iter:
-        new = alpha + counts @ responsibilities(gamma)
-        change, gamma, iterations = np.abs(new - gamma).mean(), new, iterations + 1
+        point = np.maximum(point + relaxation * (gamma - point), alpha)
+        gamma = alpha + counts @ responsibilities(point)
+        change, iterations = np.abs(gamma - point).mean(), iterations + 1
     if not len(words):
         gamma = alpha
     return gamma, responsibilities(gamma), iterations
