@@ -20,8 +20,8 @@ of entries or of different words passes a power of two.
 A minibatch uses a few thousand of the words that there are: what depends on a word is computed once per word of
 ``vocabulary``, and not per document or for all V.
 
-The tile widths come from one fixed ladder (16, 32, 48, 64, 96, 128, 192, …). A document therefore gets the same tile,
-and the same arithmetic, whatever else is in the batch.
+The tile widths come from one fixed ladder (16, 32, 48, 64, 96, 128, 192, …), or from a :class:`Layout` made for a
+corpus. A document therefore gets the same tile, and the same arithmetic, whatever else is in the batch.
 """
 
 from collections.abc import Sequence
@@ -64,6 +64,22 @@ class Batch(NamedTuple):
         return self.rows.shape[-1]
 
 
+class Layout(NamedTuple):
+    """The shape that the minibatches of a corpus have in common; :meth:`smoothgrad_jax.Corpus.layout` chooses one.
+
+    What does not fit is packed all the same, into a wider tile or a larger array, and is compiled for once more.
+
+    Attributes:
+      widths: Tile widths, increasing.
+      num_entries: Room for the entries of all documents of a minibatch, N.
+      num_used: Room for its different words, U.
+    """
+
+    widths: tuple[int, ...]
+    num_entries: int
+    num_used: int
+
+
 def pack(X: Any, rows: Any = None, *, num_words: int | None = None) -> Batch:
     """Pack documents for the compiled steps.
 
@@ -87,28 +103,32 @@ def pack(X: Any, rows: Any = None, *, num_words: int | None = None) -> Batch:
       >>> batch.size
       3
     """
-    table = _table(X, num_words)
-    if rows is None:
-        rows = np.arange(table.shape[0])
+    table = as_table(X, num_words)
+    rows = check_rows(np.arange(table.shape[0]) if rows is None else rows, table.shape[0])
+    lengths = _lengths(table, rows)
+    widths = tuple(_widths(np.diff(table.indptr)))
+    layout = Layout(widths, _power_of_two(int(lengths.sum(-1).max()) + (widths[-1] if widths else 1)), 0)
+    batches = [pack_rows(table, each, layout) for each in np.atleast_2d(rows)]
+    room = _power_of_two(max(batch.vocabulary.size for batch in batches))
+    batches = [each._replace(vocabulary=np.resize(each.vocabulary, room)) for each in batches]
+    for each in batches:
+        each.vocabulary[each.num_used :] = 0
+    return batches[0] if rows.ndim == 1 else _stack(batches)
+
+
+def check_rows(rows: Any, num_docs: int) -> np.ndarray:
+    """``rows`` as int64 [B] or [T, B], or an error that says what is wrong with them."""
     rows = np.asarray(rows)
     if rows.ndim not in (1, 2) or rows.size == 0 or not np.issubdtype(rows.dtype, np.integer):
         raise ValueError(f"rows must be whole numbers of shape [B] or [T, B]; got {rows.dtype} of shape {rows.shape}")
-    if rows.min() < 0 or rows.max() >= table.shape[0]:
-        raise ValueError(f"rows must lie in 0 … {table.shape[0] - 1}; got {rows.min()} … {rows.max()}")
-    rows = rows.astype(np.int64)  # rows + 1 must not wrap
-
-    lengths = _lengths(table, rows)
-    widths = _widths(np.diff(table.indptr))
-    room = _power_of_two(int(lengths.sum(-1).max()) + (widths[-1] if widths else 1))
-    batches = [_pack(table, each, widths, room) for each in np.atleast_2d(rows)]
-    room = _power_of_two(max(batch.vocabulary.size for batch in batches))
-    batches = [each._replace(vocabulary=np.pad(each.vocabulary, (0, room - each.num_used))) for each in batches]
-    return batches[0] if rows.ndim == 1 else _stack(batches)
+    if rows.min() < 0 or rows.max() >= num_docs:
+        raise ValueError(f"rows must lie in 0 … {num_docs - 1}; got {rows.min()} … {rows.max()}")
+    return rows.astype(np.int64)  # rows + 1 must not wrap
 
 
 def csr(X: Any) -> scipy.sparse.csr_array:
     """All of X, as in :func:`pack`, checked: CSR without duplicates and explicit zeros. X is not changed."""
-    table = _table(X, None)
+    table = as_table(X, None)
     counts = _check_entries(table, np.arange(table.nnz))
     table = scipy.sparse.csr_array((counts.copy(), table.indices.copy(), table.indptr.copy()), table.shape)
     table.sum_duplicates()
@@ -145,8 +165,8 @@ def split(X: Any, rng: np.random.Generator) -> tuple[scipy.sparse.csr_array, sci
     return half(observed), half(np.where(rest > 1e-6 * table.data, rest, 0))
 
 
-def _table(X, num_words):
-    """X as CSR, its form checked but not its values; nothing is copied that is CSR already."""
+def as_table(X: Any, num_words: int | None = None) -> Any:
+    """X, as in :func:`pack`, as CSR, its form checked but not its values; nothing is copied that is CSR already."""
     if scipy.sparse.issparse(X):
         if X.ndim != 2:
             raise ValueError(f"expected documents × words, got a sparse array of shape {X.shape}")
@@ -227,8 +247,22 @@ def _from_lists(X: Sequence, num_words: int | None) -> scipy.sparse.csr_array:
     return scipy.sparse.csr_array((np.concatenate(counts), words, indptr), shape=(len(ids), num_words))
 
 
-def _pack(table, rows, widths, room):
-    lengths = _lengths(table, rows)
+def pack_rows(table: Any, rows: np.ndarray, layout: Layout) -> Batch:
+    """Some documents in a given layout; ``rows`` [B] are trusted, the entries are checked.
+
+    Args:
+      table: Anything with ``indptr``, ``indices``, ``data`` and ``shape`` as scipy's CSR has them; memory-mapped arrays
+        will do, only the entries of the rows are read.
+      rows: Which documents.
+      layout: The shape; see :class:`Layout` for what does not fit.
+
+    Returns:
+      A :class:`Batch`. Costs the entries of the rows and one bit and one integer for each word there is.
+    """
+    lengths = np.asarray(_lengths(table, rows))
+    widths, longest = list(layout.widths), int(lengths.max())
+    while longest and (not widths or widths[-1] < longest):
+        widths.append(_next_width(widths[-1]) if widths else 16)
     # Sorted by tile width, else in the order given; documents without words come first and belong to no group.
     group = np.searchsorted(widths, lengths) if widths else np.zeros(rows.size, np.int64)
     group[lengths == 0] = -1
@@ -241,13 +275,16 @@ def _pack(table, rows, widths, room):
     present = np.zeros(table.shape[1], bool)
     present[ids] = True
     position = np.cumsum(present, dtype=np.int32) - 1  # of a word in the batch's own vocabulary
+    used = np.flatnonzero(present)
+    room = _room(layout.num_entries, ids.size + (widths[-1] if widths else 1))
     words, padded = np.zeros(room, np.int32), np.zeros(room, counts.dtype)
     words[: ids.size], padded[: ids.size] = position[ids], counts
+    vocabulary = np.zeros(_room(layout.num_used, used.size), np.int32)
+    vocabulary[: used.size] = used
     bounds = np.searchsorted(group, np.arange(len(widths) + 1)).astype(np.int32)
-    vocabulary = np.flatnonzero(present).astype(np.int32)
     return Batch(
         vocabulary=vocabulary,
-        num_used=np.int32(vocabulary.size),
+        num_used=np.int32(used.size),
         words=words,
         counts=padded,
         offsets=offsets.astype(np.int32),
@@ -287,9 +324,21 @@ def _widths(lengths):
         return []
     ladder = [16]
     while ladder[-1] < lengths.max():
-        width = ladder[-1]
-        ladder.append(width + 16 if width < 64 else width * 3 // 2 if width & (width - 1) == 0 else width * 4 // 3)
+        ladder.append(_next_width(ladder[-1]))
     return ladder[np.searchsorted(ladder, lengths.min()) :]
+
+
+def _next_width(width):
+    """The rung of the ladder above a width."""
+    if width < 64:
+        return width // 16 * 16 + 16
+    power = 1 << width.bit_length() - 1
+    return power * 3 // 2 if width < power * 3 // 2 else power * 2
+
+
+def _room(planned, needed):
+    """The planned size, or if that is too small the next power of two."""
+    return planned if needed <= planned else _power_of_two(needed)
 
 
 def _power_of_two(n):

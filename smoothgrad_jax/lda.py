@@ -355,8 +355,13 @@ def _alpha(model, lam):
     return jnp.broadcast_to(model.alpha, lam.shape[1])
 
 
+def padded(num_topics: int) -> int:
+    """K rounded up, as tables of β̃ have it."""
+    return -(-num_topics // _LANES) * _LANES
+
+
 def _pad(x, value=0):
-    extra = -x.shape[-1] % _LANES
+    extra = padded(x.shape[-1]) - x.shape[-1]
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, extra)], constant_values=value)
 
 
@@ -369,17 +374,22 @@ def _checked(model, lam, batch):
             f"expected one batch, got a stack of {len(batch.rows)}; run and sweep take stacks, and "
             "jax.tree.map(lambda x: x[0], batches) is the first of them"
         )
+    return check(model, lam, batch.num_words)
+
+
+def check(model: LDA, lam: Any, num_words: int | None = None) -> LDA:
+    """The model as arrays of λ's dtype; or an error that says why it does not fit λ, or documents of so many words."""
     if not isinstance(lam, jax.Array | np.ndarray) or lam.ndim != 2 or lam.dtype not in (np.float32, np.float64):
         what = f"{lam.dtype} of shape {lam.shape}" if hasattr(lam, "dtype") else type(lam).__name__
         raise ValueError(f"lam must be float32 or float64 of shape [V, K], got {what}")
     if not isinstance(model, LDA):
         raise ValueError(f"expected an LDA(alpha, eta, num_docs), got {type(model).__name__}")
-    num_words, num_topics = lam.shape
-    if batch.num_words > num_words:
-        raise ValueError(f"the documents have {batch.num_words} words, but lam has {num_words} rows")
+    num_rows, num_topics = lam.shape
+    if num_words is not None and num_words > num_rows:
+        raise ValueError(f"the documents have {num_words} words, but lam has {num_rows} rows")
     return LDA(
         alpha=_positive("alpha", model.alpha, (num_topics,), lam.dtype),
-        eta=_positive("eta", model.eta, (num_words, num_topics), lam.dtype),
+        eta=_positive("eta", model.eta, (num_rows, num_topics), lam.dtype),
         num_docs=_positive("num_docs", model.num_docs, (), lam.dtype),
     )
 

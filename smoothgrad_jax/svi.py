@@ -112,7 +112,7 @@ def global_step(
         raise ValueError("global_step takes numbers: call a schedule with state.step, or give it to run")
     if np.ndim(rho) or np.ndim(length):
         raise ValueError(f"rho and length must be single numbers, got {rho} and {length}; run takes one per step")
-    _check_rho(rho)
+    check_rho(rho)
     if jax.tree.leaves(stats):
         _window.check_length(length, state.window)
     # As floats, so that 1, 1.0 and ∞ are one program.
@@ -225,7 +225,7 @@ def run(
         raise ValueError(f"expected a state, got {type(state).__name__}; init(params, capacity) makes one")
     steps = state.step + jnp.arange(_num_steps(batches), dtype=jnp.int32)
     rho, length = _per_step("rho", rho, steps), _per_step("length", length, steps)
-    _check_rho(rho)
+    check_rho(rho)
     _window.check_length(length, state.window)
     program = _donating_run if donate else _run
     return program(as_pytree(local_step), state, batches, prior, rho, length, warmup, record, update)
@@ -273,7 +273,7 @@ def sweep(
     params = jax.tree.map(jnp.asarray, params)
     _check_memory(len(lengths) * _window.nbytes(params, capacity, dtype=dtype), len(lengths), capacity, memory_limit)
     rho = _per_step("rho", rho, jnp.arange(_num_steps(batches), dtype=jnp.int32))
-    _check_rho(rho)
+    check_rho(rho)
     inputs = (as_pytree(local_step), params, batches, prior, rho, jnp.asarray(lengths, float))
     options = {"capacity": capacity, "warmup": warmup, "dtype": dtype, "record": record}
     result = _sweep.eval_shape(*inputs, **options)
@@ -338,7 +338,8 @@ def _per_step(name, value, steps):
     return jnp.broadcast_to(value, steps.shape)
 
 
-def _check_rho(rho):
+def check_rho(rho: Any) -> None:
+    """An error unless every ρ lies in [0, 1]; a traced one is trusted."""
     if not isinstance(rho, jax.core.Tracer) and not (np.abs(np.asarray(rho) - 0.5) <= 0.5).all():
         raise ValueError(f"rho must lie in [0, 1], or λ does not stay positive; got {rho}")
 

@@ -22,6 +22,9 @@ ROOMS = {
     "svi": {"jax", "numpy", "window"},
     "transform": {"jax", "numpy", "optax", "window"},
     "diagnostics": {"jax", "window", "svi"},
+    "corpus": {"jax", "numpy", "documents"},
+    "rows": {"jax", "numpy", "documents", "lda", "window"},
+    "fit": {"jax", "numpy", "corpus", "documents", "lda", "rows", "svi", "window"},
 }
 
 

@@ -1,0 +1,180 @@
+"""A corpus of any size, and minibatches of it that are ready before they are needed.
+
+| letter | name                    | meaning                                                                       |
+|--------|-------------------------|-------------------------------------------------------------------------------|
+| D      | ``num_docs``            | documents                                                                     |
+| V      | ``num_words``           | words that documents could have                                               |
+| B      | ``batch_size``          | documents in a minibatch                                                      |
+| t      | ``step``                | number of the minibatch: with the key it says which documents are in it       |
+
+A :class:`Corpus` is a view of three arrays, which may be memory-mapped: nothing is copied but the documents of a
+minibatch. Which documents those are is a function of the key and the step alone, :func:`sample`: a run can go on from
+any step without a state of the sampler.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+
+from smoothgrad_jax import documents
+from smoothgrad_jax.documents import Batch, Layout
+
+_GROUPS = 6  # tile widths in a layout: each takes a quarter of a second to compile, and more save little padding
+_LOOKS = 16  # minibatches that are looked at to choose a layout
+_MARGIN = 6  # standard deviations of room above the mean minibatch
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Corpus(NamedTuple):
+    """Documents × words as CSR arrays, in memory or memory-mapped; made by :meth:`of`, or directly from arrays.
+
+    Attributes:
+      indptr: [D + 1]; document d has the entries indptr[d] … indptr[d + 1] − 1.
+      indices: Word ids of the entries.
+      data: Counts of the entries. They are checked when they are packed.
+      num_words: V.
+
+    Example:
+      >>> corpus = Corpus.of([[2, 0, 1], [0, 0, 0], [0, 3, 0]])
+      >>> corpus.num_docs, corpus.num_words, corpus.part(1, 3).num_docs
+      (3, 3, 2)
+    """
+
+    indptr: Any
+    indices: Any
+    data: Any
+    num_words: int
+
+    @staticmethod
+    def of(X: Any, num_words: int | None = None) -> "Corpus":
+        """A view of CSR; a copy of what is not CSR. ``X`` and ``num_words`` are as in :func:`smoothgrad_jax.pack`."""
+        if isinstance(X, Corpus):
+            return X
+        table = documents.as_table(X, num_words)
+        return Corpus(table.indptr, table.indices, table.data, table.shape[1])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(D, V)."""
+        return len(self.indptr) - 1, self.num_words
+
+    @property
+    def num_docs(self) -> int:
+        """D."""
+        return len(self.indptr) - 1
+
+    def part(self, first: int, last: int) -> "Corpus":
+        """The documents first … last − 1, as a view."""
+        if not 0 <= first < last <= self.num_docs:
+            raise ValueError(f"expected 0 ≤ first < last ≤ {self.num_docs}; got {first} and {last}")
+        return self._replace(indptr=self.indptr[first : last + 1])
+
+    def layout(self, batch_size: int) -> Layout:
+        """The shape of minibatches of this size, from the lengths of all documents and a few minibatches.
+
+        At most six tile widths, which waste least padding over all documents: the step is compiled for each of them.
+        Room for the entries and the different words of a minibatch six standard deviations above the mean.
+        """
+        lengths = np.diff(self.indptr)
+        rng = np.random.default_rng(0)
+        looks = rng.integers(0, self.num_docs, (_LOOKS, batch_size))
+        widths = _best_widths(lengths[lengths > 0])
+        plan = Layout(widths, 0, 0)
+        used = np.array([documents.pack_rows(self, rows, plan).num_used for rows in looks], float)
+        entries = batch_size * lengths.mean() + _MARGIN * np.sqrt(batch_size) * lengths.std()
+        most = batch_size * (widths[-1] if widths else 1)
+        return Layout(
+            widths,
+            num_entries=_round(min(entries, most), 1024) + (widths[-1] if widths else 1),
+            num_used=_round(min(used.mean() + _MARGIN * used.std() + 16, self.num_words), 64),
+        )
+
+    def pack(self, rows: Any, layout: Layout) -> Batch:
+        """Documents as a :class:`smoothgrad_jax.Batch` in a given layout."""
+        return documents.pack_rows(self, documents.check_rows(rows, self.num_docs), layout)
+
+
+def sample(key: jax.Array, step: int, num_docs: int, batch_size: int, *, replace: bool = False) -> np.ndarray:
+    """The documents of minibatch ``step``, a function of its arguments alone.
+
+    Args:
+      key: A random key.
+      step: t ≥ 0.
+      num_docs: D.
+      batch_size: B.
+      replace: Draw uniformly with replacement, as in the paper. Otherwise every pass over the corpus has an order of
+        its own, and the minibatches cut the sequence of passes in pieces of B; a minibatch may hold the end of one pass
+        and the beginning of the next. The order of a pass takes 4 bytes a document (8 beyond 2³¹).
+
+    Returns:
+      [B] document numbers.
+    """
+    seed = tuple(np.asarray(jax.random.key_data(key)).ravel().tolist())
+    if replace:
+        return np.random.default_rng([*seed, step]).integers(0, num_docs, batch_size)
+    places = step * batch_size + np.arange(batch_size)
+    passes = places // num_docs
+    return np.concatenate(
+        [_order(seed, int(p), num_docs)[places[passes == p] % num_docs] for p in range(passes[0], passes[-1] + 1)]
+    )
+
+
+def prefetch(function: Callable[[Item], Result], items: Iterable[Item], depth: int = 2) -> Iterator[Result]:
+    """``map(function, items)``, computed in a background thread up to ``depth`` results ahead.
+
+    An exception of the function, or of the iterable, is raised here in its turn, after the results before it.
+    """
+    items, end = iter(items), object()
+
+    def compute():
+        item = next(items, end)
+        return end if item is end else function(item)
+
+    pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
+    try:
+        ready = deque(pool.submit(compute) for _ in range(depth))
+        while True:
+            result = ready.popleft().result()
+            if result is end:
+                return
+            ready.append(pool.submit(compute))
+            yield result
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+@lru_cache(maxsize=2)
+def _order(seed, number, num_docs):
+    order = np.arange(num_docs, dtype=np.int32 if num_docs < 2**31 else np.int64)
+    np.random.default_rng([*seed, number]).shuffle(order)
+    return order
+
+
+def _best_widths(lengths):
+    """At most _GROUPS tile widths that cover all lengths with the smallest sum of widths over the documents."""
+    if not lengths.size:
+        return ()
+    ladder = [16]
+    while ladder[-1] < lengths.max():
+        ladder.append(ladder[-1] + max(16, ladder[-1] // 128 * 16))
+    rungs, number = np.unique(np.searchsorted(ladder, lengths), return_counts=True)
+    widths, below = np.array(ladder)[rungs], np.concatenate([[0], np.cumsum(number)])
+    # best[j]: (cost, widths) of covering the documents of the first j rungs; every round adds one width
+    best = [(0, ())] + [(np.inf, ())] * len(rungs)
+    for _ in range(min(_GROUPS, len(rungs))):
+        last, best = best, [(np.inf, ())]
+        for j, width in enumerate(widths.tolist(), start=1):
+            options = [(last[i][0] + (below[j] - below[i]) * width, (*last[i][1], width)) for i in range(j)]
+            best.append(min(options))
+    return best[-1][1]
+
+
+def _round(number, multiple):
+    return -int(-number // multiple) * multiple

@@ -1,0 +1,457 @@
+"""The driver of a run: from data to topics, with progress on the way.
+
+    training = fit(corpus, LDA(0.1, 0.1, corpus.num_docs), lam, window=10, passes=2, key=key)
+    for progress in training:
+        print(progress)
+    lam = training.params
+
+:func:`fit` takes minibatches that a thread packs ahead, steps, and yields a :class:`Progress` now and then. Between two
+of them the caller may look at the topics, stop, or be interrupted: a step that has begun is finished first, so that the
+state is always that of a whole number of steps. A run goes on from its state: which documents come next follows from
+the key and the step number.
+
+LDA runs on the rows that a minibatch uses (:mod:`smoothgrad_jax.rows`), on all cores; any other model, and LDA with an
+exponential window, through :func:`smoothgrad_jax.global_step`.
+"""
+
+import itertools
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from smoothgrad_jax import lda, rows, svi
+from smoothgrad_jax.corpus import Corpus, prefetch, sample
+from smoothgrad_jax.documents import Batch, pack
+from smoothgrad_jax.lda import LDA
+from smoothgrad_jax.window import Warmup, capacity_of, check_lengths
+
+_PATIENCE = 0.25  # seconds between two reports, unless the caller asks for a number of steps
+_MOST_THREADS = 8
+_AHEAD = 1024  # values of a schedule that are computed at a time
+
+
+class Progress(NamedTuple):
+    """Where a run is.
+
+    Attributes:
+      step: Steps taken, since the very first.
+      documents: Documents seen in this run.
+      passes: Effective passes over the corpus in this run: documents / D.
+      seconds: Time spent on training in this run: neither the scoring nor what the caller does is in it.
+      rate: Documents per second since the last report.
+      remaining: Seconds that are left at the mean rate so far; None if nobody knows.
+      score: Nats per held-out word, if it was asked for and is due; else None.
+    """
+
+    step: int
+    documents: int
+    passes: float
+    seconds: float
+    rate: float
+    remaining: float | None
+    score: float | None
+
+
+class NotFiniteError(ArithmeticError):
+    """A step found statistics that are not finite; the state is that before the step."""
+
+
+def fit(
+    data: Corpus | Iterable[Batch] | Any,
+    model: LDA | svi.LocalStep,
+    params: Any,
+    *,
+    window: float | Callable[[Any], Any] = 10,
+    rho: float | Callable[[Any], Any] | None = None,
+    passes: float | None = None,
+    steps: int | None = None,
+    seconds: float | None = None,
+    batch_size: int = 300,
+    key: jax.Array | None = None,
+    replace: bool = False,
+    held_out: Any = None,
+    score_every: int | None = None,
+    every: int | None = None,
+    warmup: Warmup = "mean",
+    exponential: bool = False,
+    prior: Any = None,
+    tol: float = 1e-3,
+    max_iter: int = 100,
+    threads: int | None = None,
+    dtype: Any = None,
+) -> "Training":
+    """Train, and tell how it goes.
+
+    Args:
+      data: A :class:`smoothgrad_jax.Corpus`, or anything :func:`smoothgrad_jax.pack` takes; or an iterable of batches,
+        which is iterated in a thread and ends the run when it ends.
+      model: :class:`smoothgrad_jax.LDA`, or a function ``(params, batch) -> (stats, info)`` and ``prior``.
+      params: λ to start from; or the ``state`` of an earlier run, to go on with the same model, window and key.
+      window: L: a number, ∞, or a schedule of the step number such as :func:`smoothgrad_jax.phase_out`. A schedule
+        starts with its longest window.
+      rho: ρ: a number in [0, 1] or a schedule of the step number; by default ``robbins_monro(10, 0.7)``.
+      passes, steps, seconds: How long: the first limit that is reached ends the run. By default one pass.
+      batch_size: B, for a corpus.
+      key: Which documents are drawn, for a corpus.
+      replace: Draw documents with replacement, as in the paper, instead of in shuffled passes.
+      held_out: Unseen documents to score by completion; or a pair ``(observed, held_out)`` from
+        :func:`smoothgrad_jax.split_documents`.
+      score_every: Score after that many steps, and at the end; by default at the end only.
+      every: Yield after that many steps; by default four times a second.
+      warmup: ``"mean"`` or ``"zeros"``; see :func:`smoothgrad_jax.window.push`.
+      exponential: Forget exponentially, with one slot for any length.
+      prior: η, for a model that is a function.
+      tol, max_iter: Of the local step of LDA.
+      threads: How many share the work of LDA; by default as many as there are cores, up to 8.
+      dtype: dtype of the stored statistics: ``jnp.bfloat16`` halves the memory of a long window, and for LDA
+        ``jnp.uint8`` quarters it (each entry within 7 %, the sum of every word exact).
+
+    Returns:
+      A :class:`Training`, an iterator of :class:`Progress`.
+
+    Raises:
+      ValueError: Here, before anything is computed, if an argument does not fit.
+      NotFiniteError: From the iterator, which keeps the last good state.
+    """
+    source = _source(data, model, batch_size, key, replace)
+    return Training(
+        source,
+        _engine(model, params, source, window, warmup, exponential, prior, tol, max_iter, threads, dtype),
+        window=window,
+        rho=svi.robbins_monro(10, 0.7) if rho is None else rho,
+        limits=_limits(source, passes, steps, seconds),
+        scorer=_scorer(model, held_out, key, tol, max_iter),
+        score_every=_whole("score_every", score_every),
+        every=_whole("every", every),
+    )
+
+
+class Training:
+    """A run that is under way: iterate it, or let it :meth:`finish`; :func:`fit` makes it."""
+
+    def __init__(self, source, engine, window, rho, limits, scorer, score_every, every):
+        self._engine, self._scorer, self._score_every, self._every = engine, scorer, score_every, every
+        self._num_docs, self._limits, self._first = source.num_docs, limits, engine.step
+        self._rho = _values("rho", rho, self._first, svi.check_rho)
+        self._length = _values("window", window, self._first, engine.check_window)
+        self._items = prefetch(engine.prepare, source.batches(self._first))
+        self._documents, self._time, self._scored, self._done = 0, 0.0, False, False
+        self._stop = threading.Event()
+        self._driver = ThreadPoolExecutor(1, thread_name_prefix="fit")
+
+    def __iter__(self) -> Iterator[Progress]:
+        return self
+
+    def __next__(self) -> Progress:
+        """Train until the next report is due."""
+        if self._done:
+            raise StopIteration
+        advance = rows.submit(self._driver, self._advance)
+        try:
+            progress = advance.result()
+        except KeyboardInterrupt:
+            # Let the step that is under way end, so that the state is whole.
+            self._stop.set()
+            advance.exception()
+            self._stop.clear()
+            raise
+        except BaseException:
+            self.close()
+            raise
+        if progress is None:
+            raise StopIteration
+        return progress
+
+    def finish(self) -> "Training":
+        """Train to the end, without reports."""
+        for _ in self:
+            pass
+        return self
+
+    def close(self) -> None:
+        """End the run here; ``params`` and ``state`` stay."""
+        self._done = True
+        self._items.close()
+        self._driver.shutdown(wait=False)
+
+    @property
+    def params(self) -> Any:
+        """λ after the last step."""
+        return self._engine.params()
+
+    @property
+    def state(self) -> Any:
+        """What :func:`fit` can go on from: it is used up when it does."""
+        return self._engine.settled()
+
+    def _advance(self):
+        """Steps until a report is due; None if there was nothing left to report."""
+        first, begun, seen, ended, due = self._engine.step, time.perf_counter(), 0, False, False
+        while not self._stop.is_set() and not due:
+            elapsed = time.perf_counter() - begun
+            ended = self._left(self._documents + seen, self._engine.step, self._time + elapsed) <= 0
+            item = None if ended else next(self._items, None)
+            ended = item is None
+            if ended:
+                break
+            self._engine.advance(item.batch, next(self._rho), next(self._length))
+            seen += item.size
+            taken = self._engine.step - first
+            due = taken >= self._every if self._every else time.perf_counter() - begun >= _PATIENCE
+            due = due or (self._score_every is not None and self._engine.step % self._score_every == 0)
+        elapsed = time.perf_counter() - begun
+        self._documents += seen
+        self._time += elapsed
+        if not ended and self._left(self._documents, self._engine.step, self._time) <= 0:
+            ended = True
+        if ended:
+            self.close()
+        score = None
+        if self._scorer and (ended or (self._score_every and seen and self._engine.step % self._score_every == 0)):
+            score = self._scorer(self.params) if seen or not self._scored else None
+            self._scored = True
+        if not seen and score is None:
+            return None
+        share = self._left(self._documents, self._engine.step, self._time)
+        return Progress(
+            step=self._engine.step,
+            documents=self._documents,
+            passes=self._documents / self._num_docs,
+            seconds=self._time,
+            rate=seen / elapsed if seen else 0.0,
+            remaining=0.0 if ended else None if share == math.inf else self._time * share / (1 - share),
+            score=score,
+        )
+
+    def _left(self, documents, step, seconds):
+        """The share of the run that is left, 0 … 1 by the limit that is reached first; ∞ if there is none."""
+        passes, steps, most = self._limits
+        shares = [
+            1 - documents / (passes * self._num_docs) if passes else math.inf,
+            1 - (step - self._first) / steps if steps else math.inf,
+            1 - seconds / most if most else math.inf,
+        ]
+        return min(shares)
+
+
+class _Source(NamedTuple):
+    """Minibatches from a step on, and how many documents they stand for."""
+
+    num_docs: float
+    num_words: int | None
+    batches: Callable[[int], Iterator[Batch]]
+    endless: bool
+
+
+def _source(data, model, batch_size, key, replace):
+    if not isinstance(data, Corpus) and (not isinstance(model, LDA) or _are_batches(data)):
+        num_docs = float(model.num_docs) if isinstance(model, LDA) else math.nan
+        return _Source(num_docs, None, lambda _: iter(data), endless=False)
+    corpus = Corpus.of(data)
+    if key is None:
+        raise ValueError("give a key, by which the documents of each minibatch are drawn: key=jax.random.key(0)")
+    size = min(_whole("batch_size", batch_size), corpus.num_docs)
+    layout = corpus.layout(size)
+
+    def batches(first):
+        for step in itertools.count(first):
+            yield corpus.pack(sample(key, step, corpus.num_docs, size, replace=replace), layout)
+
+    return _Source(corpus.num_docs, corpus.num_words, batches, endless=True)
+
+
+def _are_batches(data):
+    if isinstance(data, Batch):
+        raise ValueError("expected many batches, got one: give a list of them, or the corpus")
+    if isinstance(data, list | tuple):
+        return bool(data) and isinstance(data[0], Batch)
+    return hasattr(data, "__iter__") and not hasattr(data, "shape")
+
+
+def _limits(source, passes, steps, seconds):
+    for name, value in (("passes", passes), ("steps", steps), ("seconds", seconds)):
+        if value is not None and not value > 0:
+            raise ValueError(f"{name} must be positive, got {value}")
+    if passes is None and steps is None and seconds is None and source.endless:
+        passes = 1
+    if passes is not None and not source.num_docs > 0:
+        raise ValueError("passes need the number of documents, which batches of one's own do not tell: give steps")
+    return passes, steps, seconds
+
+
+def _whole(name, value):
+    if value is not None and (not isinstance(value, int | np.integer) or value < 1):
+        raise ValueError(f"{name} must be a whole number of at least 1, got {value}")
+    return value
+
+
+def _values(name, value, first, check):
+    """The numbers of a schedule from a step on, checked; computed many at a time, as each alone costs a dispatch."""
+
+    def chunk(start):
+        steps = jnp.arange(start, start + _AHEAD)
+        values = np.asarray(jax.vmap(lambda step: jnp.asarray(value(step), float))(steps))
+        check(values)
+        return values.tolist()
+
+    if not callable(value):
+        if np.ndim(value):
+            raise ValueError(f"{name} must be a number or a schedule of the step number, got {value}")
+        check(value)
+        return itertools.repeat(float(value))
+    return itertools.chain(chunk(first), _more(chunk, first))
+
+
+def _more(chunk, first):
+    for start in itertools.count(first + _AHEAD, _AHEAD):
+        yield from chunk(start)
+
+
+def _scorer(model, held_out, key, tol, max_iter):
+    if held_out is None:
+        return None
+    if not isinstance(model, LDA):
+        raise ValueError(
+            "held-out documents are scored for LDA; for a model of your own look at params between reports"
+        )
+    if not (isinstance(held_out, tuple) and len(held_out) == 2):
+        if key is None:
+            raise ValueError(
+                "give a key, by which the held-out documents are split in two halves: key=jax.random.key(0)"
+            )
+        held_out = lda.split_documents(held_out, jax.random.fold_in(key, 1))
+    observed, scored = (half if isinstance(half, Batch) else pack(half) for half in held_out)
+    return lambda lam: float(lda.log_predictive(model, lam, observed, scored, tol, max_iter))
+
+
+def _engine(model, params, source, window, warmup, exponential, prior, tol, max_iter, threads, dtype):
+    if warmup not in ("mean", "zeros"):
+        raise ValueError(f'warmup must be "mean" or "zeros", got {warmup!r}')
+    if isinstance(model, LDA):
+        if prior is not None:
+            raise ValueError("the prior of LDA is model.eta")
+        if not exponential and not isinstance(params, svi.SVIState):
+            return _Rows(model, params, source.num_words, window, warmup, tol, max_iter, threads, dtype)
+        prior, model = model.eta, jax.tree_util.Partial(_lda_step, model, tol, max_iter)
+    elif not callable(model):
+        raise ValueError(f"expected an LDA or a function (params, batch) -> (stats, info), got {type(model).__name__}")
+    elif prior is None:
+        raise ValueError("a model that is a function needs its prior")
+    return _Dense(model, params, prior, window, warmup, exponential, dtype)
+
+
+def _lda_step(model, tol, max_iter, lam, batch):
+    return lda.local_step(model, lam, batch, tol, max_iter)
+
+
+class _Item(NamedTuple):
+    """A minibatch as an engine wants it, and its number of documents."""
+
+    batch: Any
+    size: int
+
+
+class _Rows:
+    """LDA on the rows that a minibatch uses, with threads."""
+
+    def __init__(self, model, params, num_words, window, warmup, tol, max_iter, threads, dtype):
+        if isinstance(params, rows.RowState):
+            self._state = params
+        else:
+            lam = np.asarray(params)
+            model = lda.check(model, lam, num_words)
+            if not (np.isfinite(lam).all() and (lam > 0).all()):
+                raise ValueError("λ must be positive and finite to start from")
+            threads = _whole("threads", threads) or _num_threads()
+            infinite = not callable(window) and window == math.inf
+            self._state = rows.init(lam, threads, infinite=infinite, dtype=dtype)
+        self._threads = len(self._state.shards)
+        self._model = rows.deal(model, self._state)
+        self._options = {"warmup": warmup, "tol": tol, "max_iter": max_iter}
+        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="rows")
+
+    @property
+    def step(self):
+        return self._state.step
+
+    def prepare(self, batch):
+        if batch.num_words > len(self._state.decay):
+            raise ValueError(f"the documents have {batch.num_words} words, but λ has {len(self._state.decay)} rows")
+        return _Item(rows.share(batch, self._threads), batch.size)
+
+    def check_window(self, lengths):
+        lengths = np.ravel(np.asarray(lengths, float))
+        check_lengths(lengths, None)
+        if (lengths == math.inf).any() != (self._state.slots is None):
+            raise ValueError("a window of LDA is ∞ from the first step to the last, or never")
+        if (lengths != np.floor(lengths)).any():
+            raise ValueError(
+                f"a window spans a whole number of minibatches, got {lengths[lengths != np.floor(lengths)][0]}"
+            )
+
+    def advance(self, share, rho, length):
+        self._state, info = rows.step(self._state, share, self._model, rho, length, self._pool, **self._options)
+        if not info.finite:
+            raise _not_finite(self.step)
+
+    def settled(self):
+        self._state = rows.settle(self._state, self._model, self._pool)
+        return self._state
+
+    def params(self):
+        return rows.params(self.settled(), self._model)
+
+
+class _Dense:
+    """Any model, through its local step and the global step."""
+
+    def __init__(self, local_step, params, prior, window, warmup, exponential, dtype):
+        self._state = params
+        if not isinstance(params, svi.SVIState):
+            capacity = None if exponential else float(window(0) if callable(window) else window)
+            self._state = svi.init(params, capacity, exponential=exponential, dtype=dtype)
+        self._local_step, self._prior, self._warmup = jax.jit(local_step), prior, warmup
+
+    @property
+    def step(self):
+        return int(self._state.step)
+
+    def prepare(self, batch):
+        return _Item(batch, batch.size if isinstance(batch, Batch) else len(jax.tree.leaves(batch)[0]))
+
+    def check_window(self, lengths):
+        check_lengths(lengths, capacity_of(self._state.window))
+
+    def advance(self, batch, rho, length):
+        stats, _ = self._local_step(self._state.params, batch)
+        if not all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(stats)):
+            raise _not_finite(self.step)
+        self._state = svi.global_step(self._state, stats, self._prior, rho, length, warmup=self._warmup, donate=True)
+
+    def settled(self):
+        return self._state
+
+    def params(self):
+        return jax.tree.map(jnp.array, self._state.params)  # a copy: the next step gives the state away
+
+
+def _not_finite(step):
+    return NotFiniteError(
+        f"step {step}: the statistics are not finite. The parameters before this step are kept in .params; look for "
+        "parameters or counts of extreme size, or take a smaller step size"
+    )
+
+
+def _num_threads():
+    if jax.default_backend() != "cpu":
+        return 1
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(available, _MOST_THREADS)

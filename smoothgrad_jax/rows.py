@@ -1,0 +1,522 @@
+"""LDA by smoothed SVI on the rows that a minibatch uses: a step costs O(words in the minibatch), not O(V).
+
+Every step moves λ of every word. But while no minibatch with word w enters the window or leaves it, the sum Σ_w of its
+statistics stays as it is, and many steps are one, in closed form:
+
+    λ_w ← P λ_w + (1 − P) η_w + Q Σ_w                from step i to step j
+    P = Π (1 − ρ_t) = exp(A_j − A_i)                 A_t+1 = A_t + log(1 − ρ_t)
+    Q = C_j − P C_i                                  C_t+1 = (1 − ρ_t) C_t + ρ_t / n_t
+
+So a row is touched when its word is in the minibatch, and when a minibatch that had it leaves the window; the slots of
+the window hold these rows only. The sums over words that β̃ needs follow without any row, T_k ← (1 − ρ) T_k +
+ρ (Σ_w η_wk + G_k/n), where G_k = Σ_w Σ_wk.
+
+| letter  | name          | shape     | meaning                                                                     |
+|---------|---------------|-----------|-----------------------------------------------------------------------------|
+| S       |               |           | threads; word w is row w // S of shard w mod S, and each thread has a shard |
+| λ, Σ, δ | ``shards``    | [V/S,3,K] | topics, sum over the window, what its rounding left out (TwoSum)            |
+| T       | ``total``     | [K]       | Σ_w λ_w, float64                                                            |
+| G       | ``sum_total`` | [K]       | Σ_w Σ_w, float64                                                            |
+| A, C    | ``decay``,    | [V]       | of the step to which the row was brought last, float64; and ``clock``, of   |
+|         | ``gain``      |           | the step that comes next                                                    |
+| n       |               |           | what the sum is divided by: the number of values in the window, or L        |
+
+A step is two programs a thread: the first works on the rows of a shard (what left the window, what came into it, β̃ of
+the words that come), the second on a share of the documents. Threads are Python's: a program of XLA left to its own
+threads hands out pieces of a microsecond, and is slower on two cores than on one.
+
+With L = 1 this is SVI with the lazy updates of Vowpal Wabbit; with any L it equals :func:`smoothgrad_jax.global_step`.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from smoothgrad_jax import lda
+from smoothgrad_jax.documents import Batch
+from smoothgrad_jax.window import Warmup
+
+_BLOCK = 64  # rows at a time: what is computed from them stays in the first cache
+_CODE_BIAS = (127 << 3) - 255  # the code 255 is 1.0: exponent 127 and mantissa 0, in the 11 upper bits of a float
+_ALONE = {"xla_disable_hlo_passes": "cpu-parallel-task-assigner"}  # a program stays on the thread that runs it
+
+
+class Share(NamedTuple):
+    """A minibatch dealt out to S threads; made by :func:`share`.
+
+    Attributes:
+      words: [S, U] row in its shard of each word of the minibatch, increasing; V beyond the last.
+      num_used: [S], how many there are.
+      batches: S batches with the words as positions in [S · U], each with its share of the documents in the groups.
+      size: B.
+    """
+
+    words: np.ndarray
+    num_used: np.ndarray
+    batches: tuple[Batch, ...]
+    size: int
+
+
+class Model(NamedTuple):
+    """The model as the threads need it; made by :func:`deal`.
+
+    Attributes:
+      alpha: α [K].
+      eta: η of each shard, [V/S or 1, K or 1].
+      eta_total: Σ_w η_w [K], float64.
+      num_docs: D.
+    """
+
+    alpha: np.ndarray
+    eta: tuple[np.ndarray, ...]
+    eta_total: np.ndarray
+    num_docs: float
+
+
+class Slot(NamedTuple):
+    """The statistics of one minibatch.
+
+    Attributes:
+      words, num_used: As in :class:`Share`.
+      values: For each shard its rows, as :func:`_store` keeps them.
+      total: Their sum over words [K], float64.
+    """
+
+    words: np.ndarray
+    num_used: np.ndarray
+    values: tuple[Any, ...]
+    total: np.ndarray
+
+
+class Pending(NamedTuple):
+    """The statistics of the last step as they come from the threads.
+
+    Attributes:
+      words, num_used: As in :class:`Share`.
+      sums: For each thread, Σ_d n_dw φ_dwk over its documents [S · U, K padded].
+      scale: D/B.
+      total: Sum over words and threads, scaled [K], float64.
+    """
+
+    words: np.ndarray
+    num_used: np.ndarray
+    sums: tuple[jax.Array, ...]
+    scale: float
+    total: np.ndarray
+
+
+class RowState(NamedTuple):
+    """What the next step needs; the step uses it up. See the table of the module.
+
+    Attributes:
+      shards, total, sum_total, decay, gain: As above.
+      last, clock: (A, C) of the last step and of the next one.
+      step: Steps taken.
+      count: Values in the window.
+      slots: Those values that will leave, oldest first, without ``pending``; None for L = ∞.
+      dtype: How slots are kept.
+      leaving: Slots that left at the last step, still in the rows' sums.
+      pending: The statistics of the last step, not yet in the rows' sums.
+    """
+
+    shards: tuple[jax.Array, ...]
+    total: np.ndarray
+    sum_total: np.ndarray
+    decay: np.ndarray
+    gain: np.ndarray
+    last: tuple[float, float]
+    clock: tuple[float, float]
+    step: int
+    count: int
+    slots: deque | None
+    dtype: Any
+    leaving: tuple[Slot, ...]
+    pending: Pending | None
+
+
+class RowInfo(NamedTuple):
+    """What a step found.
+
+    Attributes:
+      iterations: Updates of γ per document, the mean.
+      change: The largest last mean |Δγ|.
+      finite: Whether the statistics were finite; if not, they are not in the state.
+    """
+
+    iterations: float
+    change: float
+    finite: bool
+
+
+def init(lam: jax.Array, threads: int = 1, *, infinite: bool = False, dtype: Any = None) -> RowState:
+    """The state before the first step; allocates three arrays of the size of λ.
+
+    Args:
+      lam: λ [V, K], which is copied.
+      threads: S, how many threads share the work.
+      infinite: L = ∞ at every step: no slot is kept.
+      dtype: How slots are kept: by default in the dtype of λ; ``jnp.bfloat16`` in half the memory; ``jnp.uint8`` in a
+        quarter, see :func:`_store`.
+    """
+    lam = np.asarray(lam)
+    rows = np.stack([lam, np.zeros_like(lam), np.zeros_like(lam)], 1)
+    return RowState(
+        shards=tuple(jnp.array(rows[s::threads]) for s in range(threads)),
+        total=lam.sum(0, dtype=np.float64),
+        sum_total=np.zeros(lam.shape[1]),
+        decay=np.zeros(lam.shape[0]),
+        gain=np.zeros(lam.shape[0]),
+        last=(0.0, 0.0),
+        clock=(0.0, 0.0),
+        step=0,
+        count=0,
+        slots=None if infinite else deque(),
+        dtype=jnp.dtype(dtype or lam.dtype),
+        leaving=(),
+        pending=None,
+    )
+
+
+def deal(model: lda.LDA, state: RowState) -> Model:
+    """The priors in the form of the state's shards."""
+    num_words, num_topics = len(state.decay), len(state.total)
+    threads, dtype = len(state.shards), state.shards[0].dtype
+    eta = np.asarray(model.eta, dtype)
+    eta = eta.reshape((1,) * (2 - eta.ndim) + eta.shape)
+    return Model(
+        alpha=np.broadcast_to(np.asarray(model.alpha, dtype), num_topics),
+        eta=tuple(np.ascontiguousarray(eta[s::threads]) if len(eta) > 1 else eta for s in range(threads)),
+        eta_total=np.broadcast_to(eta.sum(0, dtype=np.float64) * (num_words / len(eta)), num_topics),
+        num_docs=float(model.num_docs),
+    )
+
+
+def share(batch: Batch, threads: int) -> Share:
+    """Deal a minibatch out: rows by word, documents by group, so that every thread gets as many of each length."""
+    used = batch.vocabulary[: batch.num_used]
+    mine = [np.flatnonzero(used % threads == s) for s in range(threads)]
+    # A shard's part of the words varies a little around the mean.
+    planned = len(batch.vocabulary) / threads + (3 * math.sqrt(len(batch.vocabulary)) / 2 if threads > 1 else 0)
+    room = -int(-max(planned, 1, *map(len, mine)) // _BLOCK) * _BLOCK
+    words = np.full((threads, room), batch.num_words, np.int32)
+    position = np.zeros(len(used) + 1, np.int32)  # one more, for the padding of a batch without words
+    for s, each in enumerate(mine):
+        words[s, : len(each)] = used[each] // threads
+        position[each] = s * room + np.arange(len(each), dtype=np.int32)
+    common = batch._replace(vocabulary=np.zeros(threads * room, np.int32), words=position[batch.words])
+
+    def documents(p):
+        def cut(i, group):
+            # The odd documents of a group go to another thread than those of the next group.
+            bounds = [(int(group.last - group.first) * k + (i % threads)) // threads for k in range(threads)]
+            bounds = [int(group.first) + min(each, int(group.last - group.first)) for each in bounds]
+            bounds = [int(group.first), *bounds[1:], int(group.last)]
+            return group._replace(first=np.int32(bounds[p]), last=np.int32(bounds[p + 1]))
+
+        return common._replace(groups=tuple(cut(i, group) for i, group in enumerate(batch.groups)))
+
+    num_used = np.array([len(each) for each in mine], np.int32)
+    return Share(words, num_used, tuple(documents(p) for p in range(threads)), batch.size)
+
+
+def step(
+    state: RowState,
+    share: Share,
+    model: Model,
+    rho: float,
+    length: float,
+    pool: ThreadPoolExecutor | None = None,
+    *,
+    warmup: Warmup = "mean",
+    tol: float = 1e-3,
+    max_iter: int = 100,
+) -> tuple[RowState, RowInfo]:
+    """One step of smoothed SVI: fit the minibatch, average its statistics with those of the window, move λ.
+
+    Allocates one slot while the window fills; after that, nothing that stays.
+
+    Args:
+      state: From :func:`init` or the last step; used up.
+      share: From :func:`share`, with as many threads.
+      model: From :func:`deal`.
+      rho: ρ in [0, 1].
+      length: L ≥ 1; if it is shorter than at the last step, the oldest values leave, and if it is longer, the window
+        grows with the values to come. A state made for L = ∞ takes no notice of it.
+      pool: Where all threads but the caller's run.
+      warmup: As in :func:`smoothgrad_jax.window.push`.
+      tol, max_iter: As in :func:`smoothgrad_jax.local_step`.
+
+    Returns:
+      The next state and :class:`RowInfo`.
+    """
+    spare = state.pending.sums if state.pending else None
+    state, tables = _touch(state, model, share, pool)
+    threads, (room, width) = len(tables), tables[0].shape
+    if spare is None or spare[0].shape != (threads * room, width):
+        spare = tuple(jnp.zeros((threads * room, width), tables[0].dtype) for _ in range(threads))
+
+    def fit(p):
+        return _documents(model.alpha, tables, share.batches[p], np.asarray(tol, tables[0].dtype), max_iter, spare[p])
+
+    fitted = _everywhere(fit, threads, pool)
+    scale = model.num_docs / share.size
+    total = scale * sum(np.asarray(total, np.float64) for _, total, *_ in fitted)
+    info = RowInfo(
+        iterations=sum(int(iterations) for *_, iterations, _ in fitted) / share.size,
+        change=max(float(change) for *_, change in fitted),
+        finite=bool(np.isfinite(total).all()),
+    )
+    if not info.finite:
+        return state, info
+
+    leaving = []
+    while state.slots is not None and state.count + 1 - len(leaving) > length:
+        leaving.append(state.slots.popleft())
+    count = state.count + 1 - len(leaving)
+    sum_total = state.sum_total + total - sum(slot.total for slot in leaving)
+    n = length if warmup == "zeros" and state.slots is not None else count
+    decay, gain = state.clock
+    pending = Pending(share.words, share.num_used, tuple(sums for sums, *_ in fitted), scale, total)
+    return state._replace(
+        # T ← (1 − ρ) T + ρ (Σ_w η_w + G/n)
+        total=(1 - rho) * state.total + rho * (model.eta_total + sum_total / n),
+        sum_total=sum_total,
+        last=state.clock,
+        # exp(−1e5) is 0, and unlike −∞ it leaves room for the logarithms to come
+        clock=(decay + (math.log1p(-rho) if rho < 1 else -1e5), (1 - rho) * gain + rho / n),
+        step=state.step + 1,
+        count=count,
+        leaving=tuple(leaving),
+        pending=pending,
+    ), info
+
+
+def settle(state: RowState, model: Model, pool: ThreadPoolExecutor | None = None) -> RowState:
+    """Put into the rows' sums what still waits, without a step; :func:`params` needs it. The state is used up."""
+    if state.pending is None and not state.leaving:
+        return state
+    threads = len(state.shards)
+    room = state.pending.words.shape[1] if state.pending else _BLOCK
+    nothing = Share(np.zeros((threads, room), np.int32), np.zeros(threads, np.int32), (), 0)
+    return _touch(state, model, nothing, pool)[0]
+
+
+def params(state: RowState, model: Model) -> np.ndarray:
+    """λ [V, K] after the last step, of a settled state, which stays as it is."""
+    threads, dtype = len(state.shards), state.shards[0].dtype
+    out = np.empty((len(state.decay), len(state.total)), dtype)
+    for s, shard in enumerate(state.shards):
+        P, Q = (each.astype(dtype)[:, None] for each in _ratio(state, slice(s, None, threads), state.clock))
+        lam, total, _ = np.moveaxis(np.asarray(shard), 1, 0)
+        out[s::threads] = P * lam + (1 - P) * model.eta[s] + Q * np.maximum(total, 0)
+    return out
+
+
+def submit(pool: ThreadPoolExecutor, function: Callable, *args: Any) -> Future:
+    """``pool.submit``, in the float64 mode of the caller: jax keeps that for each thread."""
+
+    def call(x64):
+        with jax.enable_x64(x64):
+            return function(*args)
+
+    return pool.submit(call, jax.config.jax_enable_x64)
+
+
+def _touch(state, model, share, pool):
+    """The rows that changed at the last step, then those of the new minibatch; and β̃ of its words, [U, K] a shard."""
+    threads, dtype, num_topics = len(state.shards), state.shards[0].dtype, len(state.total)
+    none = np.zeros(threads, np.int32)
+    pending = state.pending or Pending(share.words, none, (), 0.0, None)
+    room = pending.words.shape[1]
+    # One slot that leaves goes with the rest, and its memory becomes that of the slot that comes; others go before.
+    leaving = list(state.leaving)
+    last = leaving.pop() if leaving and leaving[-1].words.shape[1] == room else None
+    shards = state.shards
+    for slot in leaving:
+        leave = partial(_leave_shard, shards, slot, _factors(state, slot, state.last), model)
+        shards = _everywhere(leave, threads, pool)
+    if last is None:
+        empty = tuple(_store(jnp.zeros((room, num_topics), dtype), state.dtype)[0] for _ in range(threads))
+        last = Slot(pending.words, none, empty, None)
+    before = _factors(state, last, state.last)
+    now = _factors(state, share, state.clock)
+    sums = pending.sums or (jnp.zeros((threads * room, lda.padded(num_topics)), dtype),) * threads
+    scale, total = np.asarray(pending.scale, dtype), state.total.astype(dtype)[None]
+
+    def rows(s):
+        leave = (last.words[s], last.num_used[s], *before[s])
+        enter = (pending.words[s], pending.num_used[s], sums, np.int32(s * room // _BLOCK), scale)
+        use = (share.words[s], share.num_used[s], *now[s])
+        return _rows(shards[s], last.values[s], leave, enter, use, model.eta[s], total)
+
+    touched = _everywhere(rows, threads, pool)
+    if state.pending and state.slots is not None:
+        values = tuple(values for _, values, _ in touched)
+        state.slots.append(Slot(pending.words, pending.num_used, values, pending.total))
+    shards = tuple(shard for shard, *_ in touched)
+    return state._replace(shards=shards, leaving=(), pending=None), tuple(table for *_, table in touched)
+
+
+def _leave_shard(shards, slot, factors, model, s):
+    return _leave(shards[s], slot.values[s], slot.words[s], slot.num_used[s], *factors[s], model.eta[s])
+
+
+def _factors(state, slot, clock):
+    """(P, Q) for each shard, each [U], that bring the rows of a slot to a clock; and a note that they are there."""
+    factors = []
+    for s, (words, num_used) in enumerate(zip(slot.words, slot.num_used, strict=True)):
+        P, Q = np.ones((2, len(words)), state.shards[0].dtype)
+        words = words[:num_used] * len(state.shards) + s
+        P[:num_used], Q[:num_used] = _ratio(state, words, clock)
+        state.decay[words], state.gain[words] = clock
+        factors.append((P, Q))
+    return factors
+
+
+def _ratio(state, words, clock):
+    # P = exp(A_j − A_i),   Q = C_j − P C_i
+    P = np.exp(clock[0] - state.decay[words])
+    return P, clock[1] - P * state.gain[words]
+
+
+def _everywhere(function, threads, pool):
+    """[function(0), …, function(S − 1)], all at the same time, each finished."""
+
+    def finish(s):
+        return jax.block_until_ready(function(s))
+
+    others = [submit(pool, finish, s) for s in range(1, threads)]
+    return [finish(0), *(other.result() for other in others)]
+
+
+def _leave_rows(shard, slot, words, num_used, P, Q, eta):
+    """Take the values of a slot out of the sums."""
+
+    def block(i, shard):
+        rows, ids = _get(shard, words, i)
+        lam = _bring(rows, _block(P, i), _block(Q, i), _eta(eta, ids))
+        values = _load(tuple(_block(each, i) for each in slot), shard.dtype)
+        return _set(shard, ids, lam, *_add(rows, -values))
+
+    return lax.fori_loop(0, _num_blocks(num_used), block, shard)
+
+
+_leave = jax.jit(_leave_rows, donate_argnames="shard", compiler_options=_ALONE)
+
+
+@partial(jax.jit, donate_argnames=("shard", "slot"), compiler_options=_ALONE)
+def _rows(shard, slot, leave, enter, use, eta, total):
+    """What left the window goes, what entered it comes, and the rows of the next minibatch are brought up to date."""
+    # The barrier: the slot is read to the end before the new one is written over it.
+    shard, slot = lax.optimization_barrier((_leave_rows(shard, slot, *leave, eta), slot))
+
+    words, num_used, sums, first, scale = enter
+    num_topics = shard.shape[2]
+
+    def come(i, carry):
+        shard, slot = carry
+        rows, ids = _get(shard, words, i)
+        # Ŝ_w = (D/B) Σ_d n_dw φ_dw
+        values = scale * sum(_block(each, i + first)[:, :num_topics] for each in sums)
+        stored, values = _store(values, slot[0].dtype)
+        slot = jax.tree.map(lambda x, y: lax.dynamic_update_slice_in_dim(x, y, i * _BLOCK, 0), slot, stored)
+        return _set(shard, ids, rows[:, 0], *_add(rows, values)), slot
+
+    shard, slot = lax.fori_loop(0, _num_blocks(num_used), come, (shard, slot))
+
+    words, num_used, P, Q = use
+
+    def bring(i, carry):
+        shard, table = carry
+        rows, ids = _get(shard, words, i)
+        lam = lax.optimization_barrier(_bring(rows, _block(P, i), _block(Q, i), _eta(eta, ids)))
+        table = lax.dynamic_update_slice_in_dim(table, lda.scaled_topics(lam, total)[0], i * _BLOCK, 0)
+        return shard.at[ids, 0].set(lam, mode="drop"), table
+
+    table = jnp.zeros((words.shape[0], lda.padded(num_topics)), shard.dtype)
+    shard, table = lax.fori_loop(0, _num_blocks(num_used), bring, (shard, table))
+    return shard, slot, table
+
+
+@partial(jax.jit, donate_argnames="spare", keep_unused=True, compiler_options=_ALONE)
+def _documents(alpha, tables, batch, tol, max_iter, spare):
+    """The sums of a share of the documents, into the memory of ``spare``; and what the reader wants to know."""
+    table = tables[0] if len(tables) == 1 else jnp.concatenate(tables)
+    sums, info = lda.fit_documents(alpha, table, batch, tol, max_iter)
+    return sums, sums.sum(0)[: alpha.shape[0]], info.iterations.sum(), info.change
+
+
+def _get(shard, words, i):
+    """Rows [block, 3, K] and their numbers; those beyond the last word are the last row, and are not written back."""
+    ids = _block(words, i)
+    # The barrier keeps the reading in one place: without it every use reads again, and the array is copied first.
+    return lax.optimization_barrier(shard.at[ids].get(mode="clip")), ids
+
+
+def _set(shard, ids, lam, total, residue):
+    rows = jnp.stack([lam, total, residue], 1)
+    return shard.at[ids].set(rows, mode="drop")
+
+
+def _bring(rows, P, Q, eta):
+    # λ ← P λ + (1 − P) η + Q Σ, where rounding may have left a sum of nothing below 0
+    P, Q = P[:, None], Q[:, None]
+    return P * rows[:, 0] + (1 - P) * eta + Q * jnp.maximum(rows[:, 1], 0)
+
+
+def _add(rows, values):
+    """Σ and δ with the values added: the error of every addition is carried along."""
+    total, residue = rows[:, 1], rows[:, 2]
+    high = total + values
+    back = high - total
+    low = ((total - (high - back)) + (values - back)) + residue
+    total = high + low
+    return total, low - (total - high)
+
+
+def _eta(eta, ids):
+    return eta if eta.shape[0] == 1 else eta.at[ids].get(mode="clip")
+
+
+def _block(x, i):
+    return lax.dynamic_slice_in_dim(x, i * _BLOCK, _BLOCK)
+
+
+def _num_blocks(num_used):
+    return (num_used + _BLOCK - 1) // _BLOCK
+
+
+def _store(values, dtype):
+    """Values [n, K] ≥ 0 as a slot keeps them, and as they come out again: what is added is what will be subtracted.
+
+    As uint8 a value is a float of 5 bits of exponent and 3 of mantissa, relative to the row: within 7 % of what it was
+    and down to 2^−31 of the largest. The sum of the row is kept, by its scale.
+    """
+    if dtype != jnp.uint8:
+        stored = values.astype(dtype)
+        return (stored,), stored.astype(values.dtype)
+    values = values.astype(jnp.float32)
+    largest = jnp.maximum(values.max(1, keepdims=True), jnp.finfo(jnp.float32).tiny)
+    bits = lax.bitcast_convert_type(values / largest, jnp.int32)
+    codes = jnp.clip(((bits + (1 << 19)) >> 20) - _CODE_BIAS, 0, 255).astype(jnp.uint8)
+    share = _decode(codes)
+    scale = values.sum(1) / jnp.maximum(share.sum(1), jnp.finfo(jnp.float32).tiny)
+    return (codes, scale), share * scale[:, None]
+
+
+def _load(slot, dtype):
+    values = _decode(slot[0]) * slot[1][:, None] if slot[0].dtype == jnp.uint8 else slot[0]
+    return values.astype(dtype)
+
+
+def _decode(codes):
+    bits = (codes.astype(jnp.int32) + _CODE_BIAS) << 20
+    return jnp.where(codes > 0, lax.bitcast_convert_type(bits, jnp.float32), 0)

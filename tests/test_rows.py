@@ -1,0 +1,215 @@
+"""The row-sparse engine: the same λ as the transcription, whatever the window, the priors and the number of threads."""
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+
+from smoothgrad_jax import LDA, global_step, local_step, pack, rows
+from smoothgrad_jax import init as dense_init
+
+V, K, D = 200, 5, 60
+
+
+@pytest.fixture
+def lam(rng):
+    return rng.gamma(1, 1, (V, K)) + 0.1
+
+
+@pytest.fixture
+def corpus(make_documents):
+    documents = make_documents(D, V, longest=30)
+    documents[7] = (np.zeros(0, int), np.zeros(0))
+    return documents
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with ThreadPoolExecutor(3) as pool:
+        yield pool
+
+
+def decreasing(step):
+    return (2 + step) ** -0.6
+
+
+def picks(rng, steps, size=6):
+    return [rng.integers(0, D, size) for _ in range(steps)]
+
+
+def train(corpus, lam, model, batches, rho, length, pool, threads=2, look=(), dtype=None, **options):
+    """λ after the steps in ``look``, and after the last; and the state."""
+    length = length if callable(length) else lambda _, length=length: length
+    state = rows.init(lam, threads, infinite=length(0) == math.inf, dtype=dtype)
+    dealt = rows.deal(model, state)
+    path = []
+    for i, chosen in enumerate(batches):
+        batch = pack([corpus[d] for d in chosen], num_words=V)
+        state, info = rows.step(state, rows.share(batch, threads), dealt, rho(i), length(i), pool, **options)
+        assert info.finite
+        if i in look or i == len(batches) - 1:
+            state = rows.settle(state, dealt, pool)
+            path.append(rows.params(state, dealt))
+    return path, state
+
+
+def reference(corpus, lam, batches, rho, length, alpha=0.3, eta=0.2, warmup="mean"):
+    return oracle.algorithm_1(lam, [[corpus[d] for d in b] for b in batches], alpha, eta, rho, length, 500, warmup)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("warmup", ["mean", "zeros"])
+@pytest.mark.parametrize("length", [1, 3, math.inf])
+def test_rows_are_algorithm_1_in_float64(x64, lam, corpus, rng, pool, threads, warmup, length):
+    batches = picks(rng, 9)
+    expected = reference(corpus, lam, batches, decreasing, length, warmup=warmup)
+    model = LDA(0.3, 0.2, 500)
+    path, state = train(corpus, lam, model, batches, decreasing, length, pool, threads, (1, 4), warmup=warmup)
+    for got, step in zip(path, (1, 4, 8), strict=True):
+        np.testing.assert_allclose(got, expected[step], rtol=1e-8)
+    np.testing.assert_allclose(state.total, expected[-1].sum(0), rtol=1e-9)
+
+
+@pytest.mark.parametrize("shape", [(), (K,), (1, K), (V, 1), (V, K)])
+def test_every_form_of_the_prior(x64, lam, corpus, rng, pool, shape):
+    eta, alpha, batches = rng.gamma(1, 0.2, shape) + 0.01, np.linspace(0.1, 1, K), picks(rng, 6)
+    expected = reference(corpus, lam, batches, decreasing, 2, alpha, eta)
+    path, state = train(corpus, lam, LDA(alpha, eta, 500), batches, decreasing, 2, pool)
+    np.testing.assert_allclose(path[-1], expected[-1], rtol=1e-8)
+    np.testing.assert_allclose(state.total, expected[-1].sum(0), rtol=1e-9)
+
+
+def test_a_step_size_of_one_forgets_everything_before(x64, lam, corpus, rng, pool):
+    batches = picks(rng, 5)
+    sizes = [1.0, 0.5, 1.0, 0.0, 0.3]
+    expected = reference(corpus, lam, batches, sizes.__getitem__, 2)
+    path, _ = train(corpus, lam, LDA(0.3, 0.2, 500), batches, sizes.__getitem__, 2, pool, look=range(5))
+    np.testing.assert_allclose(path, expected, rtol=1e-8)
+
+
+def test_a_window_that_shrinks_and_grows(x64, lam, corpus, rng, pool):
+    """Against a queue of dense statistics that drops what must leave, and gets nothing back."""
+    lengths, batches = [4, 4, 4, 4, 2, 1, 1, 3, 3, 3], picks(rng, 10)
+    queue, expected = [], lam
+    for i, chosen in enumerate(batches):
+        stats, _ = oracle.local_step(0.3, expected, [corpus[d] for d in chosen], 500)
+        queue = [*queue, stats][-lengths[i] :]
+        expected = (1 - decreasing(i)) * expected + decreasing(i) * (0.2 + np.mean(queue, axis=0))
+    path, state = train(corpus, lam, LDA(0.3, 0.2, 500), batches, decreasing, lengths.__getitem__, pool)
+    np.testing.assert_allclose(path[-1], expected, rtol=1e-8)
+    assert len(state.slots) == 3
+
+
+def test_float32_follows_the_dense_path(lam, corpus, rng, pool):
+    """Many steps with a long window: sums and lazy rows do not drift from what global_step computes."""
+    lam = lam.astype(np.float32)
+    model, batches = LDA(0.3, 0.2, 500), picks(rng, 120, 4)
+    dense = dense_init(jnp.asarray(lam), 10)
+    for i, chosen in enumerate(batches):
+        stats, _ = local_step(model, dense.params, pack([corpus[d] for d in chosen], num_words=V), 1e-5, 1000)
+        dense = global_step(dense, stats, model.eta, decreasing(i), 10, donate=True)
+    path, state = train(corpus, lam, model, batches, decreasing, 10, pool, tol=1e-5, max_iter=1000)
+    assert path[-1].dtype == np.float32
+    assert (path[-1] > 0).all()
+    np.testing.assert_allclose(path[-1], dense.params, rtol=2e-2, atol=2e-2)
+    assert np.abs(path[-1] - dense.params).sum() < 2e-3 * np.sum(dense.params)
+    np.testing.assert_allclose(state.total, path[-1].sum(0, dtype=np.float64), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(jnp.bfloat16, 3e-3), (jnp.uint8, 3e-2)])
+def test_slots_of_low_precision(lam, corpus, rng, pool, dtype, error):
+    lam, model, batches = lam.astype(np.float32), LDA(0.3, 0.2, 500), picks(rng, 30)
+    exact, _ = train(corpus, lam, model, batches, decreasing, 5, pool)
+    rough, state = train(corpus, lam, model, batches, decreasing, 5, pool, dtype=dtype)
+    assert state.slots[0].values[0][0].dtype == dtype
+    assert 0 < np.abs(exact[-1] - rough[-1]).sum() < error * exact[-1].sum()
+    # A byte keeps the sum of a word as it is.
+    np.testing.assert_allclose(rough[-1].sum(1), exact[-1].sum(1), rtol=0.02)
+
+
+def test_a_slot_that_left_leaves_nothing_behind(lam, corpus, pool):
+    """Words that came once and left the window: their sum is 0 to the last bit, in every precision of the slots."""
+    once, other = corpus[0], corpus[1]
+    gone = np.setdiff1d(once[0], other[0])
+    for dtype in (None, jnp.bfloat16, jnp.uint8):
+        batches = [[0], [1], [1], [1]]
+        _, state = train(corpus, lam.astype(np.float32), LDA(0.3, 0.2, 500), batches, decreasing, 2, pool, dtype=dtype)
+        sums = np.concatenate([np.asarray(state.shards[w % 2])[w // 2, 1] for w in gone])
+        assert gone.size
+        np.testing.assert_array_equal(sums, 0)
+
+
+def test_bytes_keep_the_sum_and_the_size_of_every_entry(rng):
+    values = (rng.gamma(0.1, 1, (300, 40)) * 10.0 ** rng.integers(-6, 6, (300, 1))).astype(np.float32)
+    values[7] = 0
+    (codes, scale), out = rows._store(jnp.asarray(values), jnp.uint8)
+    np.testing.assert_array_equal(out, rows._load((codes, scale), jnp.float32))
+    np.testing.assert_allclose(np.sum(out, 1), values.sum(1), rtol=1e-5)
+    large = values > values.max(1, keepdims=True) * 2.0**-30
+    np.testing.assert_allclose(np.asarray(out)[large], values[large], rtol=0.13)
+    assert (np.asarray(out) >= 0).all()
+
+
+def test_statistics_that_are_not_finite_stay_out(lam, corpus, rng, pool):
+    model = LDA(0.3, 0.2, 500)
+    path, state = train(corpus, lam.astype(np.float32), model, picks(rng, 4), decreasing, 2, pool)
+    dealt = rows.deal(model._replace(num_docs=math.nan), state)
+    batch = pack([corpus[0]], num_words=V)
+    state, info = rows.step(state, rows.share(batch, 2), dealt, 0.5, 2, pool)
+    assert not info.finite
+    assert state.step == 4
+    np.testing.assert_allclose(rows.params(rows.settle(state, dealt, pool), dealt), path[-1], rtol=1e-6)
+
+
+def test_every_document_is_dealt_once(rng):
+    X = (rng.random((37, 150)) < rng.random((37, 1))).astype(np.float32)
+    for threads in (1, 2, 3, 4):
+        share = rows.share(pack(X), threads)
+        dealt = [[range(int(group.first), int(group.last)) for group in batch.groups] for batch in share.batches]
+        seen = sorted(i for part in dealt for group in part for i in group)
+        assert seen == sorted(i for group in pack(X).groups for i in range(int(group.first), int(group.last)))
+        sizes = [sum(map(len, part)) for part in dealt]
+        assert max(sizes) - min(sizes) <= len(share.batches[0].groups) // 2 + 1
+        words = [w * threads + s for s in range(threads) for w in share.words[s, : share.num_used[s]]]
+        assert sorted(words) == np.flatnonzero(X.sum(0)).tolist()
+
+
+def test_nothing_is_compiled_twice(lam, corpus, rng, pool):
+    lam = lam.astype(np.float32)
+    train(corpus, lam, LDA(0.3, 0.2, 500), picks(rng, 4), decreasing, 2, pool)
+    before = rows._rows._cache_size(), rows._documents._cache_size()
+    batches = picks(rng, 8)
+    train(corpus, 2 * lam, LDA(0.5, 0.1, 50), batches, lambda i: 0.1, 3, pool, tol=1e-4, max_iter=50)
+    assert rows._documents._cache_size() <= before[1] + 2  # batches of this test have widths of their own
+    again = rows._rows._cache_size(), rows._documents._cache_size()
+    train(corpus, lam, LDA(0.3, 0.2, 500), batches, decreasing, 1, pool)
+    assert (rows._rows._cache_size(), rows._documents._cache_size()) == again
+
+
+def test_no_hidden_copy_of_the_shard():
+    """Rows are changed in place: the program's temporaries do not grow with V."""
+    K, U = 32, 128
+
+    def f(*shape):
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+    temporary = []
+    for num_words in (2_000, 20_000):
+        shard = f(num_words, 3, K)
+        ids, one = jax.ShapeDtypeStruct((U,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
+        compiled = rows._rows.lower(
+            shard,
+            (f(U, K),),
+            (ids, one, f(U), f(U)),
+            (ids, one, (f(U, K),), one, f()),
+            (ids, one, f(U), f(U)),
+            f(1, 1),
+            f(1, K),
+        ).compile()
+        temporary.append(compiled.memory_analysis().temp_size_in_bytes)
+    assert temporary[0] == temporary[1]
+    assert temporary[0] < 1_000_000
