@@ -31,7 +31,7 @@ from smoothgrad_jax import lda, rows, svi
 from smoothgrad_jax.corpus import Corpus, prefetch, sample
 from smoothgrad_jax.documents import Batch, pack
 from smoothgrad_jax.lda import LDA
-from smoothgrad_jax.window import Warmup, capacity_of, check_lengths
+from smoothgrad_jax.window import Warmup, check_length, check_lengths
 
 _PATIENCE = 0.25  # seconds between two reports, unless the caller asks for a number of steps
 _MOST_THREADS = 8
@@ -428,7 +428,7 @@ class _Dense:
         return _Item(batch, batch.size if isinstance(batch, Batch) else len(jax.tree.leaves(batch)[0]))
 
     def check_window(self, lengths):
-        check_lengths(lengths, capacity_of(self._state.window))
+        check_length(lengths, self._state.window)
 
     def advance(self, batch, rho, length):
         stats, _ = self._local_step(self._state.params, batch)
