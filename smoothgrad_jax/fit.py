@@ -383,8 +383,8 @@ class _Rows:
         return self._state.step
 
     def prepare(self, batch):
-        if batch.num_words > len(self._state.decay):
-            raise ValueError(f"the documents have {batch.num_words} words, but λ has {len(self._state.decay)} rows")
+        if batch.num_words > self._state.num_words:
+            raise ValueError(f"the documents have {batch.num_words} words, but λ has {self._state.num_words} rows")
         return _Item(rows.share(batch, self._threads), batch.size)
 
     def check_window(self, lengths):

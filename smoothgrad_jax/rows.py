@@ -17,8 +17,8 @@ the window hold these rows only. The sums over words that β̃ needs follow with
 | λ, Σ, δ | ``shards``    | [V/S,3,K] | topics, sum over the window, what its rounding left out (TwoSum)            |
 | T       | ``total``     | [K]       | Σ_w λ_w, float64                                                            |
 | G       | ``sum_total`` | [K]       | Σ_w Σ_w, float64                                                            |
-| A, C    | ``decay``,    | [V]       | of the step to which the row was brought last, float64; and ``clock``, of   |
-|         | ``gain``      |           | the step that comes next                                                    |
+| A, C    | ``stamps``    | [V/S,4]   | of the step to which a row was brought last, each as a sum of two floats;   |
+|         |               |           | and ``clock``, of the step that comes next                                  |
 | n       |               |           | what the sum is divided by: the number of values in the window, or L        |
 
 A step is two programs a thread: the first works on the rows of a shard (what left the window, what came into it, β̃ of
@@ -117,7 +117,7 @@ class RowState(NamedTuple):
     """What the next step needs; the step uses it up. See the table of the module.
 
     Attributes:
-      shards, total, sum_total, decay, gain: As above.
+      shards, stamps, total, sum_total: As above.
       last, clock: (A, C) of the last step and of the next one.
       step: Steps taken.
       count: Values in the window.
@@ -128,10 +128,9 @@ class RowState(NamedTuple):
     """
 
     shards: tuple[jax.Array, ...]
+    stamps: tuple[jax.Array, ...]
     total: np.ndarray
     sum_total: np.ndarray
-    decay: np.ndarray
-    gain: np.ndarray
     last: tuple[float, float]
     clock: tuple[float, float]
     step: int
@@ -140,6 +139,11 @@ class RowState(NamedTuple):
     dtype: Any
     leaving: tuple[Slot, ...]
     pending: Pending | None
+
+    @property
+    def num_words(self) -> int:
+        """V."""
+        return sum(len(each) for each in self.shards)
 
 
 class RowInfo(NamedTuple):
@@ -170,10 +174,9 @@ def init(lam: jax.Array, threads: int = 1, *, infinite: bool = False, dtype: Any
     rows = np.stack([lam, np.zeros_like(lam), np.zeros_like(lam)], 1)
     return RowState(
         shards=tuple(jnp.array(rows[s::threads]) for s in range(threads)),
+        stamps=tuple(jnp.zeros((len(rows[s::threads]), 4), lam.dtype) for s in range(threads)),
         total=lam.sum(0, dtype=np.float64),
         sum_total=np.zeros(lam.shape[1]),
-        decay=np.zeros(lam.shape[0]),
-        gain=np.zeros(lam.shape[0]),
         last=(0.0, 0.0),
         clock=(0.0, 0.0),
         step=0,
@@ -187,7 +190,7 @@ def init(lam: jax.Array, threads: int = 1, *, infinite: bool = False, dtype: Any
 
 def deal(model: lda.LDA, state: RowState) -> Model:
     """The priors in the form of the state's shards."""
-    num_words, num_topics = len(state.decay), len(state.total)
+    num_words, num_topics = state.num_words, len(state.total)
     threads, dtype = len(state.shards), state.shards[0].dtype
     eta = np.asarray(model.eta, dtype)
     eta = eta.reshape((1,) * (2 - eta.ndim) + eta.shape)
@@ -257,16 +260,17 @@ def step(
     Returns:
       The next state and :class:`RowInfo`.
     """
-    spare = state.pending.sums if state.pending else None
-    state, tables = _touch(state, model, share, pool)
-    threads, (room, width) = len(tables), tables[0].shape
-    if spare is None or spare[0].shape != (threads * room, width):
-        spare = tuple(jnp.zeros((threads * room, width), tables[0].dtype) for _ in range(threads))
+    threads, room = share.words.shape
+    spare = state.pending.sums if state.pending and state.pending.words.shape == share.words.shape else None
+    if spare is None:
+        shape = (threads * room, lda.padded(len(state.total)))
+        spare = tuple(jnp.zeros(shape, model.alpha.dtype) for _ in range(threads))
+    tol = np.asarray(tol, model.alpha.dtype)
 
-    def fit(p):
-        return _documents(model.alpha, tables, share.batches[p], np.asarray(tol, tables[0].dtype), max_iter, spare[p])
+    def fit(p, tables):
+        return _documents(model.alpha, tables, share.batches[p], tol, max_iter, spare[p])
 
-    fitted = _everywhere(fit, threads, pool)
+    state, fitted = _touch(state, model, share, pool, fit)
     scale = model.num_docs / share.size
     total = scale * sum(np.asarray(total, np.float64) for _, total, *_ in fitted)
     info = RowInfo(
@@ -311,12 +315,10 @@ def settle(state: RowState, model: Model, pool: ThreadPoolExecutor | None = None
 
 def params(state: RowState, model: Model) -> np.ndarray:
     """λ [V, K] after the last step, of a settled state, which stays as it is."""
-    threads, dtype = len(state.shards), state.shards[0].dtype
-    out = np.empty((len(state.decay), len(state.total)), dtype)
-    for s, shard in enumerate(state.shards):
-        P, Q = (each.astype(dtype)[:, None] for each in _ratio(state, slice(s, None, threads), state.clock))
-        lam, total, _ = np.moveaxis(np.asarray(shard), 1, 0)
-        out[s::threads] = P * lam + (1 - P) * model.eta[s] + Q * np.maximum(total, 0)
+    threads = len(state.shards)
+    out = np.empty((state.num_words, len(state.total)), state.shards[0].dtype)
+    for s, (shard, stamps) in enumerate(zip(state.shards, state.stamps, strict=True)):
+        out[s::threads] = _bring(shard, *_factors(stamps, _split(state.clock, out.dtype)), model.eta[s])
     return out
 
 
@@ -330,93 +332,81 @@ def submit(pool: ThreadPoolExecutor, function: Callable, *args: Any) -> Future:
     return pool.submit(call, jax.config.jax_enable_x64)
 
 
-def _touch(state, model, share, pool):
-    """The rows that changed at the last step, then those of the new minibatch; and β̃ of its words, [U, K] a shard."""
+def _touch(state, model, share, pool, then=None):
+    """The rows that changed at the last step, then those of the new minibatch, for which there are β̃ [U, K] a shard.
+
+    ``then(s, tables)`` is called in every thread as soon as the tables of all are under way; what it returns, finished,
+    comes back with the state.
+    """
     threads, dtype, num_topics = len(state.shards), state.shards[0].dtype, len(state.total)
     none = np.zeros(threads, np.int32)
     pending = state.pending or Pending(share.words, none, (), 0.0, None)
     room = pending.words.shape[1]
+    last_clock, clock = _split(state.last, dtype), _split(state.clock, dtype)
     # One slot that leaves goes with the rest, and its memory becomes that of the slot that comes; others go before.
-    leaving = list(state.leaving)
-    last = leaving.pop() if leaving and leaving[-1].words.shape[1] == room else None
-    shards = state.shards
-    for slot in leaving:
-        leave = partial(_leave_shard, shards, slot, _factors(state, slot, state.last), model)
-        shards = _everywhere(leave, threads, pool)
+    before = list(state.leaving)
+    last = before.pop() if before and before[-1].words.shape[1] == room else None
     if last is None:
         empty = tuple(_store(jnp.zeros((room, num_topics), dtype), state.dtype)[0] for _ in range(threads))
         last = Slot(pending.words, none, empty, None)
-    before = _factors(state, last, state.last)
-    now = _factors(state, share, state.clock)
     sums = pending.sums or (jnp.zeros((threads * room, lda.padded(num_topics)), dtype),) * threads
     scale, total = np.asarray(pending.scale, dtype), state.total.astype(dtype)[None]
+    touched = [Future() for _ in range(threads)]
 
-    def rows(s):
-        leave = (last.words[s], last.num_used[s], *before[s])
-        enter = (pending.words[s], pending.num_used[s], sums, np.int32(s * room // _BLOCK), scale)
-        use = (share.words[s], share.num_used[s], *now[s])
-        return _rows(shards[s], last.values[s], leave, enter, use, model.eta[s], total)
+    def work(s):
+        try:
+            shard, stamps, eta = state.shards[s], state.stamps[s], model.eta[s]
+            for slot in before:
+                leave = (slot.words[s], slot.num_used[s], last_clock)
+                shard, stamps = _leave(shard, stamps, slot.values[s], leave, eta)
+            leave = (last.words[s], last.num_used[s], last_clock)
+            enter = (pending.words[s], pending.num_used[s], sums, np.int32(s * room // _BLOCK), scale)
+            use = (share.words[s], share.num_used[s], clock)
+            touched[s].set_result(_rows(shard, stamps, last.values[s], leave, enter, use, eta, total))
+        except BaseException as error:
+            touched[s].set_exception(error)  # the other threads wait for it
+            raise
+        tables = tuple(each.result()[3] for each in touched)
+        return jax.block_until_ready(then(s, tables) if then else tables[s])
 
-    touched = _everywhere(rows, threads, pool)
+    others = [submit(pool, work, s) for s in range(1, threads)]
+    results = [work(0), *(other.result() for other in others)]
+    shards, stamps, values, _ = zip(*(each.result() for each in touched), strict=True)
     if state.pending and state.slots is not None:
-        values = tuple(values for _, values, _ in touched)
         state.slots.append(Slot(pending.words, pending.num_used, values, pending.total))
-    shards = tuple(shard for shard, *_ in touched)
-    return state._replace(shards=shards, leaving=(), pending=None), tuple(table for *_, table in touched)
+    return state._replace(shards=shards, stamps=stamps, leaving=(), pending=None), results
 
 
-def _leave_shard(shards, slot, factors, model, s):
-    return _leave(shards[s], slot.values[s], slot.words[s], slot.num_used[s], *factors[s], model.eta[s])
+def _split(clock, dtype):
+    """(A, C) as A = a + a′ and C = c + c′ in floats: what the first leaves out, the second has."""
+    high = np.array(clock, dtype)
+    low = (np.array(clock) - high).astype(dtype)
+    return np.array([high[0], low[0], high[1], low[1]], dtype)
 
 
-def _factors(state, slot, clock):
-    """(P, Q) for each shard, each [U], that bring the rows of a slot to a clock; and a note that they are there."""
-    factors = []
-    for s, (words, num_used) in enumerate(zip(slot.words, slot.num_used, strict=True)):
-        P, Q = np.ones((2, len(words)), state.shards[0].dtype)
-        words = words[:num_used] * len(state.shards) + s
-        P[:num_used], Q[:num_used] = _ratio(state, words, clock)
-        state.decay[words], state.gain[words] = clock
-        factors.append((P, Q))
-    return factors
-
-
-def _ratio(state, words, clock):
-    # P = exp(A_j − A_i),   Q = C_j − P C_i
-    P = np.exp(clock[0] - state.decay[words])
-    return P, clock[1] - P * state.gain[words]
-
-
-def _everywhere(function, threads, pool):
-    """[function(0), …, function(S − 1)], all at the same time, each finished."""
-
-    def finish(s):
-        return jax.block_until_ready(function(s))
-
-    others = [submit(pool, finish, s) for s in range(1, threads)]
-    return [finish(0), *(other.result() for other in others)]
-
-
-def _leave_rows(shard, slot, words, num_used, P, Q, eta):
+def _leave_rows(shard, stamps, slot, leave, eta):
     """Take the values of a slot out of the sums."""
+    words, num_used, clock = leave
 
-    def block(i, shard):
+    def block(i, carry):
+        shard, stamps = carry
         rows, ids = _get(shard, words, i)
-        lam = _bring(rows, _block(P, i), _block(Q, i), _eta(eta, ids))
+        old, places = _get(stamps, words, i)
+        lam = _bring(rows, *_factors(old, clock), _eta(eta, ids))
         values = _load(tuple(_block(each, i) for each in slot), shard.dtype)
-        return _set(shard, ids, lam, *_add(rows, -values))
+        return _set(shard, ids, lam, *_add(rows, -values)), _stamp(stamps, places, clock)
 
-    return lax.fori_loop(0, _num_blocks(num_used), block, shard)
-
-
-_leave = jax.jit(_leave_rows, donate_argnames="shard", compiler_options=_ALONE)
+    return lax.fori_loop(0, _num_blocks(num_used), block, (shard, stamps))
 
 
-@partial(jax.jit, donate_argnames=("shard", "slot"), compiler_options=_ALONE)
-def _rows(shard, slot, leave, enter, use, eta, total):
+_leave = jax.jit(_leave_rows, donate_argnames=("shard", "stamps"), compiler_options=_ALONE)
+
+
+@partial(jax.jit, donate_argnames=("shard", "stamps", "slot"), compiler_options=_ALONE)
+def _rows(shard, stamps, slot, leave, enter, use, eta, total):
     """What left the window goes, what entered it comes, and the rows of the next minibatch are brought up to date."""
     # The barrier: the slot is read to the end before the new one is written over it.
-    shard, slot = lax.optimization_barrier((_leave_rows(shard, slot, *leave, eta), slot))
+    shard, stamps, slot = lax.optimization_barrier((*_leave_rows(shard, stamps, slot, leave, eta), slot))
 
     words, num_used, sums, first, scale = enter
     num_topics = shard.shape[2]
@@ -432,18 +422,19 @@ def _rows(shard, slot, leave, enter, use, eta, total):
 
     shard, slot = lax.fori_loop(0, _num_blocks(num_used), come, (shard, slot))
 
-    words, num_used, P, Q = use
+    words, num_used, clock = use
 
     def bring(i, carry):
-        shard, table = carry
+        shard, stamps, table = carry
         rows, ids = _get(shard, words, i)
-        lam = lax.optimization_barrier(_bring(rows, _block(P, i), _block(Q, i), _eta(eta, ids)))
+        old, places = _get(stamps, words, i)
+        lam = lax.optimization_barrier(_bring(rows, *_factors(old, clock), _eta(eta, ids)))
         table = lax.dynamic_update_slice_in_dim(table, lda.scaled_topics(lam, total)[0], i * _BLOCK, 0)
-        return shard.at[ids, 0].set(lam, mode="drop"), table
+        return shard.at[ids, 0].set(lam, mode="drop"), _stamp(stamps, places, clock), table
 
     table = jnp.zeros((words.shape[0], lda.padded(num_topics)), shard.dtype)
-    shard, table = lax.fori_loop(0, _num_blocks(num_used), bring, (shard, table))
-    return shard, slot, table
+    shard, stamps, table = lax.fori_loop(0, _num_blocks(num_used), bring, (shard, stamps, table))
+    return shard, stamps, slot, table
 
 
 @partial(jax.jit, donate_argnames="spare", keep_unused=True, compiler_options=_ALONE)
@@ -454,22 +445,34 @@ def _documents(alpha, tables, batch, tol, max_iter, spare):
     return sums, sums.sum(0)[: alpha.shape[0]], info.iterations.sum(), info.change
 
 
-def _get(shard, words, i):
-    """Rows [block, 3, K] and their numbers; those beyond the last word are the last row, and are not written back."""
+def _get(array, words, i):
+    """Some rows and their numbers; beyond the last word it is the last row, not to be written back."""
     ids = _block(words, i)
-    # The barrier keeps the reading in one place: without it every use reads again, and the array is copied first.
-    return lax.optimization_barrier(shard.at[ids].get(mode="clip")), ids
+    # The barrier keeps the reading in one place, and before any writing that uses these numbers: without it every use
+    # reads again, and the array is copied first.
+    return lax.optimization_barrier((array.at[ids].get(mode="clip"), ids))
 
 
 def _set(shard, ids, lam, total, residue):
-    rows = jnp.stack([lam, total, residue], 1)
-    return shard.at[ids].set(rows, mode="drop")
+    return shard.at[ids].set(jnp.stack([lam, total, residue], 1), mode="drop")
 
 
-def _bring(rows, P, Q, eta):
+def _stamp(stamps, ids, clock):
+    return stamps.at[ids].set(jnp.broadcast_to(clock, (len(ids), 4)), mode="drop")
+
+
+def _factors(stamps, clock):
+    """P, 1 − P and Q [n, 1] that bring rows from their stamps to a clock."""
+    a, a_rest, c, c_rest = (stamps[:, j, None] for j in range(4))
+    # P = exp(A_j − A_i),   Q = C_j − P C_i = (C_j − C_i) + (1 − P) C_i
+    log_P = (clock[0] - a) + (clock[1] - a_rest)
+    lost = -jnp.expm1(log_P)
+    return jnp.exp(log_P), lost, ((clock[2] - c) + (clock[3] - c_rest)) + lost * c
+
+
+def _bring(rows, P, lost, Q, eta):
     # λ ← P λ + (1 − P) η + Q Σ, where rounding may have left a sum of nothing below 0
-    P, Q = P[:, None], Q[:, None]
-    return P * rows[:, 0] + (1 - P) * eta + Q * jnp.maximum(rows[:, 1], 0)
+    return P * rows[:, 0] + lost * eta + Q * jnp.maximum(rows[:, 1], 0)
 
 
 def _add(rows, values):

@@ -203,10 +203,11 @@ def test_no_hidden_copy_of_the_shard():
         ids, one = jax.ShapeDtypeStruct((U,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
         compiled = rows._rows.lower(
             shard,
+            f(num_words, 4),
             (f(U, K),),
-            (ids, one, f(U), f(U)),
+            (ids, one, f(4)),
             (ids, one, (f(U, K),), one, f()),
-            (ids, one, f(U), f(U)),
+            (ids, one, f(4)),
             f(1, 1),
             f(1, K),
         ).compile()
