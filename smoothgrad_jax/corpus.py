@@ -77,17 +77,18 @@ class Corpus(NamedTuple):
         return self._replace(indptr=self.indptr[first : last + 1])
 
     def layout(self, batch_size: int) -> Layout:
-        """The shape of minibatches of this size, from the lengths of all documents and a few minibatches.
+        """The shape of minibatches of this size (at most D), from the lengths of all documents and a few minibatches.
 
         At most six tile widths, which waste least padding over all documents: the step is compiled for each of them.
         Room for the entries and the different words of a minibatch six standard deviations above the mean.
         """
         lengths = np.diff(self.indptr)
         rng = np.random.default_rng(0)
-        looks = rng.integers(0, self.num_docs, (_LOOKS, batch_size))
+        # Minibatches of a small corpus hold no document twice; of a large one, hardly ever.
+        few = self.num_docs < 100 * batch_size
+        looks = [rng.choice(self.num_docs, batch_size, replace=not few) for _ in range(_LOOKS)]
         widths = _best_widths(lengths[lengths > 0])
-        plan = Layout(widths, 0, 0)
-        used = np.array([documents.pack_rows(self, rows, plan).num_used for rows in looks], float)
+        used = np.array([len(np.unique(self.indices[documents.entries(self, rows)])) for rows in looks])
         entries = batch_size * lengths.mean() + _MARGIN * np.sqrt(batch_size) * lengths.std()
         most = batch_size * (widths[-1] if widths else 1)
         return Layout(
@@ -116,7 +117,16 @@ def sample(key: jax.Array, step: int, num_docs: int, batch_size: int, *, replace
     Returns:
       [B] document numbers.
     """
-    seed = tuple(np.asarray(jax.random.key_data(key)).ravel().tolist())
+    return draw(seed_of(key), step, num_docs, batch_size, replace)
+
+
+def seed_of(key: jax.Array) -> tuple[int, ...]:
+    """A key as numbers, which a thread can draw from without jax."""
+    return tuple(np.asarray(jax.random.key_data(key)).ravel().tolist())
+
+
+def draw(seed: tuple[int, ...], step: int, num_docs: int, batch_size: int, replace: bool) -> np.ndarray:
+    """:func:`sample`, from :func:`seed_of` a key."""
     if replace:
         return np.random.default_rng([*seed, step]).integers(0, num_docs, batch_size)
     places = step * batch_size + np.arange(batch_size)

@@ -25,6 +25,7 @@ corpus. A document therefore gets the same tile, and the same arithmetic, whatev
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -129,7 +130,7 @@ def check_rows(rows: Any, num_docs: int) -> np.ndarray:
 def csr(X: Any) -> scipy.sparse.csr_array:
     """All of X, as in :func:`pack`, checked: CSR without duplicates and explicit zeros. X is not changed."""
     table = as_table(X, None)
-    counts = _check_entries(table, np.arange(table.nnz))
+    _, counts = _check_entries(table, np.arange(table.nnz))
     table = scipy.sparse.csr_array((counts.copy(), table.indices.copy(), table.indptr.copy()), table.shape)
     table.sum_duplicates()
     table.eliminate_zeros()
@@ -187,11 +188,21 @@ def as_table(X: Any, num_words: int | None = None) -> Any:
     return table
 
 
+def entries(table: Any, rows: np.ndarray) -> np.ndarray:
+    """Where the entries of some rows stand in the arrays of a table, one row after the other."""
+    lengths = _lengths(table, rows)
+    before = np.cumsum(lengths) - lengths
+    return np.arange(lengths.sum()) + np.repeat(table.indptr[rows] - before, lengths)
+
+
 def _check_entries(table, entries):
-    """The counts of some entries of the table as floats; refused with the document's name if an entry is not usable."""
+    """Ids and counts of some entries, these as floats; refused with the document's name if an entry is not usable."""
     counts, ids = table.data[entries], table.indices[entries]
-    bad = ~((counts >= 0) & (counts <= _LARGEST) & (ids >= 0) & (ids < table.shape[1]))
-    if bad.any():
+    # NaN fails every comparison, and is the minimum of what it is in.
+    if counts.size and not (
+        counts.min() >= 0 and counts.max() <= _LARGEST and ids.min() >= 0 and ids.max() < table.shape[1]
+    ):
+        bad = ~((counts >= 0) & (counts <= _LARGEST) & (ids >= 0) & (ids < table.shape[1]))
         entry = entries[np.argmax(bad)]
         document = int(np.searchsorted(table.indptr, entry, side="right")) - 1
         word, count = table.indices[entry], table.data[entry]
@@ -201,9 +212,9 @@ def _check_entries(table, entries):
             f"document {document}: the count of word {word} is {count}; counts must be finite (at most {_LARGEST:g}) "
             "and not negative"
         )
-    if counts.dtype in (np.float32, np.float64):
-        return counts
-    return counts.astype(np.float64 if counts.dtype.kind == "f" else np.float32)
+    if counts.dtype not in (np.float32, np.float64):
+        counts = counts.astype(np.float64 if counts.dtype.kind == "f" else np.float32)
+    return ids, counts
 
 
 def _from_triples(coo):
@@ -269,9 +280,7 @@ def pack_rows(table: Any, rows: np.ndarray, layout: Layout) -> Batch:
     order = np.argsort(group, kind="stable")
     lengths, group = lengths[order], group[order]
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    entries = np.arange(offsets[-1]) + np.repeat(table.indptr[rows[order]] - offsets[:-1], lengths)
-    counts = _check_entries(table, entries)
-    ids = table.indices[entries]
+    ids, counts = _check_entries(table, entries(table, rows[order]))
     present = np.zeros(table.shape[1], bool)
     present[ids] = True
     position = np.cumsum(present, dtype=np.int32) - 1  # of a word in the batch's own vocabulary
@@ -289,10 +298,7 @@ def pack_rows(table: Any, rows: np.ndarray, layout: Layout) -> Batch:
         counts=padded,
         offsets=offsets.astype(np.int32),
         rows=order.astype(np.int32),
-        groups=tuple(
-            Group(np.arange(width, dtype=np.int32), first, last)
-            for width, first, last in zip(widths, bounds[:-1], bounds[1:], strict=True)
-        ),
+        groups=tuple(map(Group, map(_span, widths), bounds[:-1], bounds[1:])),
         columns=np.empty((table.shape[1], 0), np.float32),
     )
 
@@ -326,6 +332,13 @@ def _widths(lengths):
     while ladder[-1] < lengths.max():
         ladder.append(_next_width(ladder[-1]))
     return ladder[np.searchsorted(ladder, lengths.min()) :]
+
+
+@lru_cache
+def _span(width):
+    span = np.arange(width, dtype=np.int32)
+    span.flags.writeable = False  # it is shared
+    return span
 
 
 def _next_width(width):

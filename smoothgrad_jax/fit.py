@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from smoothgrad_jax import lda, rows, svi
-from smoothgrad_jax.corpus import Corpus, prefetch, sample
+from smoothgrad_jax.corpus import Corpus, draw, prefetch, seed_of
 from smoothgrad_jax.documents import Batch, pack
 from smoothgrad_jax.lda import LDA
 from smoothgrad_jax.window import Warmup, check_length, check_lengths
@@ -259,11 +259,11 @@ def _source(data, model, batch_size, key, replace):
     if key is None:
         raise ValueError("give a key, by which the documents of each minibatch are drawn: key=jax.random.key(0)")
     size = min(_whole("batch_size", batch_size), corpus.num_docs)
-    layout = corpus.layout(size)
+    layout, seed = corpus.layout(size), seed_of(key)
 
     def batches(first):
         for step in itertools.count(first):
-            yield corpus.pack(sample(key, step, corpus.num_docs, size, replace=replace), layout)
+            yield corpus.pack(draw(seed, step, corpus.num_docs, size, replace), layout)
 
     return _Source(corpus.num_docs, corpus.num_words, batches, endless=True)
 

@@ -41,7 +41,7 @@ import numpy as np
 from jax import lax
 
 from smoothgrad_jax import lda
-from smoothgrad_jax.documents import Batch
+from smoothgrad_jax.documents import Batch, Group
 from smoothgrad_jax.window import Warmup
 
 _BLOCK = 64  # rows at a time: what is computed from them stays in the first cache
@@ -216,15 +216,16 @@ def share(batch: Batch, threads: int) -> Share:
         position[each] = s * room + np.arange(len(each), dtype=np.int32)
     common = batch._replace(vocabulary=np.zeros(threads * room, np.int32), words=position[batch.words])
 
-    def documents(p):
-        def cut(i, group):
-            # The odd documents of a group go to another thread than those of the next group.
-            bounds = [(int(group.last - group.first) * k + (i % threads)) // threads for k in range(threads)]
-            bounds = [int(group.first) + min(each, int(group.last - group.first)) for each in bounds]
-            bounds = [int(group.first), *bounds[1:], int(group.last)]
-            return group._replace(first=np.int32(bounds[p]), last=np.int32(bounds[p + 1]))
+    # Each thread gets a stretch of every group; the odd documents go to another thread in the next group.
+    first = np.array([group.first for group in batch.groups], np.int32)
+    number = np.array([group.last for group in batch.groups], np.int32) - first
+    shift = np.arange(len(first)) % threads
+    bounds = [first + np.minimum((number * k + shift) // threads, number) for k in range(1, threads)]
+    bounds = np.array([first, *bounds, first + number], np.int32)
 
-        return common._replace(groups=tuple(cut(i, group) for i, group in enumerate(batch.groups)))
+    def documents(p):
+        spans = (group.span for group in batch.groups)
+        return common._replace(groups=tuple(map(Group, spans, bounds[p], bounds[p + 1])))
 
     num_used = np.array([len(each) for each in mine], np.int32)
     return Share(words, num_used, tuple(documents(p) for p in range(threads)), batch.size)
@@ -347,7 +348,7 @@ def _touch(state, model, share, pool, then=None):
     before = list(state.leaving)
     last = before.pop() if before and before[-1].words.shape[1] == room else None
     if last is None:
-        empty = tuple(_store(jnp.zeros((room, num_topics), dtype), state.dtype)[0] for _ in range(threads))
+        empty = tuple(_empty_slot(room, num_topics, state.dtype) for _ in range(threads))
         last = Slot(pending.words, none, empty, None)
     sums = pending.sums or (jnp.zeros((threads * room, lda.padded(num_topics)), dtype),) * threads
     scale, total = np.asarray(pending.scale, dtype), state.total.astype(dtype)[None]
@@ -367,10 +368,10 @@ def _touch(state, model, share, pool, then=None):
             touched[s].set_exception(error)  # the other threads wait for it
             raise
         tables = tuple(each.result()[3] for each in touched)
-        return jax.block_until_ready(then(s, tables) if then else tables[s])
+        return then(s, tables) if then else tables[s]
 
     others = [submit(pool, work, s) for s in range(1, threads)]
-    results = [work(0), *(other.result() for other in others)]
+    results = jax.block_until_ready([work(0), *(other.result() for other in others)])
     shards, stamps, values, _ = zip(*(each.result() for each in touched), strict=True)
     if state.pending and state.slots is not None:
         state.slots.append(Slot(pending.words, pending.num_used, values, pending.total))
@@ -513,6 +514,11 @@ def _store(values, dtype):
     share = _decode(codes)
     scale = values.sum(1) / jnp.maximum(share.sum(1), jnp.finfo(jnp.float32).tiny)
     return (codes, scale), share * scale[:, None]
+
+
+def _empty_slot(room, num_topics, dtype):
+    codes = jnp.zeros((room, num_topics), dtype)
+    return (codes, jnp.zeros(room, jnp.float32)) if dtype == jnp.uint8 else (codes,)
 
 
 def _load(slot, dtype):
