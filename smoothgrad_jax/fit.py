@@ -207,6 +207,7 @@ class Training:
             taken = self._engine.step - first
             due = taken >= self._every if self._every else time.perf_counter() - begun >= _PATIENCE
             due = due or (self._score_every is not None and self._engine.step % self._score_every == 0)
+        self._engine.wait()
         elapsed = time.perf_counter() - begun
         self._documents += seen
         self._time += elapsed
@@ -377,6 +378,7 @@ class _Rows:
         self._model = rows.deal(model, self._state)
         self._options = {"warmup": warmup, "tol": tol, "max_iter": max_iter}
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="rows")
+        self._info = None
 
     @property
     def step(self):
@@ -399,10 +401,21 @@ class _Rows:
 
     def advance(self, share, rho, length):
         self._state, info = rows.step(self._state, share, self._model, rho, length, self._pool, **self._options)
-        if not info.finite:
+        # One step ahead: while the next one is handed out, this one runs.
+        self._check(self._info)
+        self._info = info
+
+    def _check(self, info):
+        if info is not None and not info.finite:
+            self._state, self._info = rows.before(self._state, info, self._model), None
             raise _not_finite(self.step)
 
+    def wait(self):
+        self._check(self._info)
+        self._info = None
+
     def settled(self):
+        self.wait()
         self._state = rows.settle(self._state, self._model, self._pool)
         return self._state
 
@@ -435,6 +448,9 @@ class _Dense:
         if not all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(stats)):
             raise _not_finite(self.step)
         self._state = svi.global_step(self._state, stats, self._prior, rho, length, warmup=self._warmup, donate=True)
+
+    def wait(self):
+        jax.block_until_ready(self._state)
 
     def settled(self):
         return self._state

@@ -8,15 +8,14 @@ statistics stays as it is, and many steps are one, in closed form:
     Q = C_j − P C_i                                  C_t+1 = (1 − ρ_t) C_t + ρ_t / n_t
 
 So a row is touched when its word is in the minibatch, and when a minibatch that had it leaves the window; the slots of
-the window hold these rows only. The sums over words that β̃ needs follow without any row, T_k ← (1 − ρ) T_k +
-ρ (Σ_w η_wk + G_k/n), where G_k = Σ_w Σ_wk.
+the window hold these rows only. The sums over words T_k = Σ_w λ_wk that β̃ needs follow without any of the rows: they
+are a row themselves, with Σ_w η_w for a prior and the sum of all statistics for a sum.
 
 | letter  | name          | shape     | meaning                                                                     |
 |---------|---------------|-----------|-----------------------------------------------------------------------------|
 | S       |               |           | threads; word w is row w // S of shard w mod S, and each thread has a shard |
 | λ, Σ, δ | ``shards``    | [V/S,3,K] | topics, sum over the window, what its rounding left out (TwoSum)            |
-| T       | ``total``     | [K]       | Σ_w λ_w, float64                                                            |
-| G       | ``sum_total`` | [K]       | Σ_w Σ_w, float64                                                            |
+| T       | ``totals``    | [1,3,K]   | the sums of these over all words, in every thread                           |
 | A, C    | ``stamps``    | [V/S,4]   | of the step to which a row was brought last, each as a sum of two floats;   |
 |         |               |           | and ``clock``, of the step that comes next                                  |
 | n       |               |           | what the sum is divided by: the number of values in the window, or L        |
@@ -71,7 +70,7 @@ class Model(NamedTuple):
     Attributes:
       alpha: α [K].
       eta: η of each shard, [V/S or 1, K or 1].
-      eta_total: Σ_w η_w [K], float64.
+      eta_total: Σ_w η_w [1, K].
       num_docs: D.
     """
 
@@ -87,13 +86,13 @@ class Slot(NamedTuple):
     Attributes:
       words, num_used: As in :class:`Share`.
       values: For each shard its rows, as :func:`_store` keeps them.
-      total: Their sum over words [K], float64.
+      total: Their sum over words [K].
     """
 
     words: np.ndarray
     num_used: np.ndarray
     values: tuple[Any, ...]
-    total: np.ndarray
+    total: jax.Array
 
 
 class Pending(NamedTuple):
@@ -103,21 +102,22 @@ class Pending(NamedTuple):
       words, num_used: As in :class:`Share`.
       sums: For each thread, Σ_d n_dw φ_dwk over its documents [S · U, K padded].
       scale: D/B.
-      total: Sum over words and threads, scaled [K], float64.
+      totals: For each thread, the sum over words [K].
     """
 
     words: np.ndarray
     num_used: np.ndarray
     sums: tuple[jax.Array, ...]
     scale: float
-    total: np.ndarray
+    totals: tuple[jax.Array, ...]
 
 
 class RowState(NamedTuple):
     """What the next step needs; the step uses it up. See the table of the module.
 
     Attributes:
-      shards, stamps, total, sum_total: As above.
+      shards, stamps: As above.
+      totals: For each thread, the totals and their stamp.
       last, clock: (A, C) of the last step and of the next one.
       step: Steps taken.
       count: Values in the window.
@@ -129,8 +129,7 @@ class RowState(NamedTuple):
 
     shards: tuple[jax.Array, ...]
     stamps: tuple[jax.Array, ...]
-    total: np.ndarray
-    sum_total: np.ndarray
+    totals: tuple[tuple[jax.Array, jax.Array], ...]
     last: tuple[float, float]
     clock: tuple[float, float]
     step: int
@@ -145,19 +144,39 @@ class RowState(NamedTuple):
         """V."""
         return sum(len(each) for each in self.shards)
 
+    @property
+    def num_topics(self) -> int:
+        """K."""
+        return self.shards[0].shape[2]
+
 
 class RowInfo(NamedTuple):
-    """What a step found.
+    """What a step found; to look at it is to wait for the step.
 
     Attributes:
-      iterations: Updates of γ per document, the mean.
-      change: The largest last mean |Δγ|.
-      finite: Whether the statistics were finite; if not, they are not in the state.
+      step: Steps taken before this one.
+      clock: (A, C) before this step.
+      found: For each thread the sum of its statistics [K], updates of γ, and the largest last mean |Δγ|.
     """
 
-    iterations: float
-    change: float
-    finite: bool
+    step: int
+    clock: tuple[float, float]
+    found: tuple[Any, ...]
+
+    @property
+    def finite(self) -> bool:
+        """Whether the statistics were finite; if not, they and all that follow are not in the rows."""
+        return all(bool(np.isfinite(total).all()) for total, *_ in self.found)
+
+    @property
+    def iterations(self) -> int:
+        """Updates of γ, in sum over the documents."""
+        return sum(int(iterations) for _, iterations, _ in self.found)
+
+    @property
+    def change(self) -> float:
+        """The largest last mean |Δγ| of all documents."""
+        return max(float(change) for *_, change in self.found)
 
 
 def init(lam: jax.Array, threads: int = 1, *, infinite: bool = False, dtype: Any = None) -> RowState:
@@ -175,8 +194,10 @@ def init(lam: jax.Array, threads: int = 1, *, infinite: bool = False, dtype: Any
     return RowState(
         shards=tuple(jnp.array(rows[s::threads]) for s in range(threads)),
         stamps=tuple(jnp.zeros((len(rows[s::threads]), 4), lam.dtype) for s in range(threads)),
-        total=lam.sum(0, dtype=np.float64),
-        sum_total=np.zeros(lam.shape[1]),
+        totals=tuple(
+            (jnp.array(rows.sum(0, dtype=np.float64)[None], lam.dtype), jnp.zeros((1, 4), lam.dtype))
+            for _ in range(threads)
+        ),
         last=(0.0, 0.0),
         clock=(0.0, 0.0),
         step=0,
@@ -190,14 +211,14 @@ def init(lam: jax.Array, threads: int = 1, *, infinite: bool = False, dtype: Any
 
 def deal(model: lda.LDA, state: RowState) -> Model:
     """The priors in the form of the state's shards."""
-    num_words, num_topics = state.num_words, len(state.total)
+    num_words, num_topics = state.num_words, state.num_topics
     threads, dtype = len(state.shards), state.shards[0].dtype
     eta = np.asarray(model.eta, dtype)
     eta = eta.reshape((1,) * (2 - eta.ndim) + eta.shape)
     return Model(
         alpha=np.broadcast_to(np.asarray(model.alpha, dtype), num_topics),
         eta=tuple(np.ascontiguousarray(eta[s::threads]) if len(eta) > 1 else eta for s in range(threads)),
-        eta_total=np.broadcast_to(eta.sum(0, dtype=np.float64) * (num_words / len(eta)), num_topics),
+        eta_total=(eta.sum(0, dtype=np.float64, keepdims=True) * (num_words / len(eta))).astype(dtype),
         num_docs=float(model.num_docs),
     )
 
@@ -259,12 +280,12 @@ def step(
       tol, max_iter: As in :func:`smoothgrad_jax.local_step`.
 
     Returns:
-      The next state and :class:`RowInfo`.
+      The next state and :class:`RowInfo`; both may still be under way, so that the next step can be prepared meanwhile.
     """
     threads, room = share.words.shape
     spare = state.pending.sums if state.pending and state.pending.words.shape == share.words.shape else None
     if spare is None:
-        shape = (threads * room, lda.padded(len(state.total)))
+        shape = (threads * room, lda.padded(state.num_topics))
         spare = tuple(jnp.zeros(shape, model.alpha.dtype) for _ in range(threads))
     tol = np.asarray(tol, model.alpha.dtype)
 
@@ -272,36 +293,30 @@ def step(
         return _documents(model.alpha, tables, share.batches[p], tol, max_iter, spare[p])
 
     state, fitted = _touch(state, model, share, pool, fit)
-    scale = model.num_docs / share.size
-    total = scale * sum(np.asarray(total, np.float64) for _, total, *_ in fitted)
-    info = RowInfo(
-        iterations=sum(int(iterations) for *_, iterations, _ in fitted) / share.size,
-        change=max(float(change) for *_, change in fitted),
-        finite=bool(np.isfinite(total).all()),
-    )
-    if not info.finite:
-        return state, info
-
     leaving = []
     while state.slots is not None and state.count + 1 - len(leaving) > length:
         leaving.append(state.slots.popleft())
     count = state.count + 1 - len(leaving)
-    sum_total = state.sum_total + total - sum(slot.total for slot in leaving)
     n = length if warmup == "zeros" and state.slots is not None else count
+    sums, *found = zip(*fitted, strict=True)
     decay, gain = state.clock
-    pending = Pending(share.words, share.num_used, tuple(sums for sums, *_ in fitted), scale, total)
+    info = RowInfo(state.step, state.clock, tuple(zip(*found, strict=True)))
     return state._replace(
-        # T ← (1 − ρ) T + ρ (Σ_w η_w + G/n)
-        total=(1 - rho) * state.total + rho * (model.eta_total + sum_total / n),
-        sum_total=sum_total,
         last=state.clock,
         # exp(−1e5) is 0, and unlike −∞ it leaves room for the logarithms to come
         clock=(decay + (math.log1p(-rho) if rho < 1 else -1e5), (1 - rho) * gain + rho / n),
         step=state.step + 1,
         count=count,
         leaving=tuple(leaving),
-        pending=pending,
+        pending=Pending(share.words, share.num_used, sums, model.num_docs / share.size, found[0]),
     ), info
+
+
+def before(state: RowState, info: RowInfo, model: Model) -> RowState:
+    """The state before a step whose statistics were not finite, with an empty window."""
+    lam = params(state._replace(clock=info.clock, pending=None, leaving=()), model)
+    fresh = init(lam, len(state.shards), infinite=state.slots is None, dtype=state.dtype)
+    return fresh._replace(step=info.step)
 
 
 def settle(state: RowState, model: Model, pool: ThreadPoolExecutor | None = None) -> RowState:
@@ -317,7 +332,7 @@ def settle(state: RowState, model: Model, pool: ThreadPoolExecutor | None = None
 def params(state: RowState, model: Model) -> np.ndarray:
     """λ [V, K] after the last step, of a settled state, which stays as it is."""
     threads = len(state.shards)
-    out = np.empty((state.num_words, len(state.total)), state.shards[0].dtype)
+    out = np.empty((state.num_words, state.num_topics), state.shards[0].dtype)
     for s, (shard, stamps) in enumerate(zip(state.shards, state.stamps, strict=True)):
         out[s::threads] = _bring(shard, *_factors(stamps, _split(state.clock, out.dtype)), model.eta[s])
     return out
@@ -339,43 +354,46 @@ def _touch(state, model, share, pool, then=None):
     ``then(s, tables)`` is called in every thread as soon as the tables of all are under way; what it returns, finished,
     comes back with the state.
     """
-    threads, dtype, num_topics = len(state.shards), state.shards[0].dtype, len(state.total)
-    none = np.zeros(threads, np.int32)
-    pending = state.pending or Pending(share.words, none, (), 0.0, None)
+    threads, dtype, num_topics = len(state.shards), state.shards[0].dtype, state.num_topics
+    none, nothing = np.zeros(threads, np.int32), jnp.zeros(num_topics, dtype)
+    pending = state.pending or Pending(share.words, none, (), 0.0, (nothing,) * threads)
     room = pending.words.shape[1]
-    last_clock, clock = _split(state.last, dtype), _split(state.clock, dtype)
+    clock = _split(state.clock, dtype)
+    last_clock = _split(state.last, dtype) if state.pending else clock
     # One slot that leaves goes with the rest, and its memory becomes that of the slot that comes; others go before.
-    before = list(state.leaving)
-    last = before.pop() if before and before[-1].words.shape[1] == room else None
+    earlier = list(state.leaving)
+    last = earlier.pop() if earlier and earlier[-1].words.shape[1] == room else None
     if last is None:
         empty = tuple(_empty_slot(room, num_topics, state.dtype) for _ in range(threads))
-        last = Slot(pending.words, none, empty, None)
+        last = Slot(pending.words, none, empty, nothing)
+    left = tuple(slot.total for slot in (*earlier, last))
     sums = pending.sums or (jnp.zeros((threads * room, lda.padded(num_topics)), dtype),) * threads
-    scale, total = np.asarray(pending.scale, dtype), state.total.astype(dtype)[None]
+    scale = np.asarray(pending.scale, dtype)
     touched = [Future() for _ in range(threads)]
 
     def work(s):
         try:
             shard, stamps, eta = state.shards[s], state.stamps[s], model.eta[s]
-            for slot in before:
+            for slot in earlier:
                 leave = (slot.words[s], slot.num_used[s], last_clock)
                 shard, stamps = _leave(shard, stamps, slot.values[s], leave, eta)
             leave = (last.words[s], last.num_used[s], last_clock)
             enter = (pending.words[s], pending.num_used[s], sums, np.int32(s * room // _BLOCK), scale)
             use = (share.words[s], share.num_used[s], clock)
-            touched[s].set_result(_rows(shard, stamps, last.values[s], leave, enter, use, eta, total))
+            totals = (*state.totals[s], left, pending.totals, model.eta_total)
+            touched[s].set_result(_rows(shard, stamps, last.values[s], totals, leave, enter, use, eta))
         except BaseException as error:
             touched[s].set_exception(error)  # the other threads wait for it
             raise
-        tables = tuple(each.result()[3] for each in touched)
+        tables = tuple(each.result()[-1] for each in touched)
         return then(s, tables) if then else tables[s]
 
     others = [submit(pool, work, s) for s in range(1, threads)]
-    results = jax.block_until_ready([work(0), *(other.result() for other in others)])
-    shards, stamps, values, _ = zip(*(each.result() for each in touched), strict=True)
+    results = [work(0), *(other.result() for other in others)]
+    shards, stamps, values, totals, entered, _ = zip(*(each.result() for each in touched), strict=True)
     if state.pending and state.slots is not None:
-        state.slots.append(Slot(pending.words, pending.num_used, values, pending.total))
-    return state._replace(shards=shards, stamps=stamps, leaving=(), pending=None), results
+        state.slots.append(Slot(pending.words, pending.num_used, values, entered[0]))
+    return state._replace(shards=shards, stamps=stamps, totals=totals, leaving=(), pending=None), results
 
 
 def _split(clock, dtype):
@@ -404,8 +422,25 @@ _leave = jax.jit(_leave_rows, donate_argnames=("shard", "stamps"), compiler_opti
 
 
 @partial(jax.jit, donate_argnames=("shard", "stamps", "slot"), compiler_options=_ALONE)
-def _rows(shard, stamps, slot, leave, enter, use, eta, total):
-    """What left the window goes, what entered it comes, and the rows of the next minibatch are brought up to date."""
+def _rows(shard, stamps, slot, totals, leave, enter, use, eta):
+    """What left the window goes, what entered it comes, and the rows of the next minibatch are brought up to date.
+
+    Where the statistics that enter are not finite, nothing is touched, and the table is 0.
+    """
+    total, stamp, left, entered, eta_total = totals
+    entered = enter[4] * sum(entered)
+    good = jnp.isfinite(entered).all()
+    leave, enter, use = ((words, jnp.where(good, num, 0), *rest) for words, num, *rest in (leave, enter, use))
+    # The totals are a row like the others.
+    old, last_clock, clock = total, leave[2], use[2]
+    lam = _bring(total, *_factors(stamp, last_clock), eta_total)
+    for value in left:
+        total = jnp.stack([lam, *_add(total, -value[None])], 1)
+    total = jnp.stack([lam, *_add(total, entered[None])], 1)
+    lam = _bring(total, *_factors(last_clock[None], clock), eta_total)
+    total = jnp.where(good, total.at[:, 0].set(lam), old)
+    stamp = jnp.where(good, clock[None], stamp)
+
     # The barrier: the slot is read to the end before the new one is written over it.
     shard, stamps, slot = lax.optimization_barrier((*_leave_rows(shard, stamps, slot, leave, eta), slot))
 
@@ -430,12 +465,12 @@ def _rows(shard, stamps, slot, leave, enter, use, eta, total):
         rows, ids = _get(shard, words, i)
         old, places = _get(stamps, words, i)
         lam = lax.optimization_barrier(_bring(rows, *_factors(old, clock), _eta(eta, ids)))
-        table = lax.dynamic_update_slice_in_dim(table, lda.scaled_topics(lam, total)[0], i * _BLOCK, 0)
+        table = lax.dynamic_update_slice_in_dim(table, lda.scaled_topics(lam, total[:, 0])[0], i * _BLOCK, 0)
         return shard.at[ids, 0].set(lam, mode="drop"), _stamp(stamps, places, clock), table
 
     table = jnp.zeros((words.shape[0], lda.padded(num_topics)), shard.dtype)
     shard, stamps, table = lax.fori_loop(0, _num_blocks(num_used), bring, (shard, stamps, table))
-    return shard, stamps, slot, table
+    return shard, stamps, slot, (total, stamp), entered, table
 
 
 @partial(jax.jit, donate_argnames="spare", keep_unused=True, compiler_options=_ALONE)
