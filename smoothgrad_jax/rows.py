@@ -334,8 +334,13 @@ def params(state: RowState, model: Model) -> np.ndarray:
     threads = len(state.shards)
     out = np.empty((state.num_words, state.num_topics), state.shards[0].dtype)
     for s, (shard, stamps) in enumerate(zip(state.shards, state.stamps, strict=True)):
-        out[s::threads] = _bring(shard, *_factors(stamps, _split(state.clock, out.dtype)), model.eta[s])
+        out[s::threads] = _whole(shard, stamps, _split(state.clock, out.dtype), model.eta[s])
     return out
+
+
+@jax.jit
+def _whole(shard, stamps, clock, eta):
+    return _bring(shard, *_factors(stamps, clock), eta)
 
 
 def submit(pool: ThreadPoolExecutor, function: Callable, *args: Any) -> Future:
