@@ -35,6 +35,9 @@ from smoothgrad_jax.window import Warmup, check_length, check_lengths
 
 _PATIENCE = 0.25  # seconds between two reports, unless the caller asks for a number of steps
 _MOST_THREADS = 8
+_LEAST_WORK = (
+    700_000  # entries × topics that a thread is worth: with 650,000 (news, K = 100) two were no faster than one
+)
 _AHEAD = 1024  # values of a schedule that are computed at a time
 
 
@@ -110,7 +113,8 @@ def fit(
       exponential: Forget exponentially, with one slot for any length.
       prior: η, for a model that is a function.
       tol, max_iter: Of the local step of LDA.
-      threads: How many share the work of LDA; by default as many as there are cores, up to 8.
+      threads: How many share the work of LDA; by default as many as there are cores, up to 8, and fewer for small
+        minibatches.
       dtype: dtype of the stored statistics: ``jnp.bfloat16`` halves the memory of a long window, and for LDA
         ``jnp.uint8`` quarters it (each entry within 7 %, the sum of every word exact).
 
@@ -244,10 +248,11 @@ class Training:
 
 
 class _Source(NamedTuple):
-    """Minibatches from a step on, and how many documents they stand for."""
+    """Minibatches from a step on, how large they are, and how many documents they stand for."""
 
     num_docs: float
     num_words: int | None
+    num_entries: float
     batches: Callable[[int], Iterator[Batch]]
     endless: bool
 
@@ -255,7 +260,7 @@ class _Source(NamedTuple):
 def _source(data, model, batch_size, key, replace):
     if not isinstance(data, Corpus) and (not isinstance(model, LDA) or _are_batches(data)):
         num_docs = float(model.num_docs) if isinstance(model, LDA) else math.nan
-        return _Source(num_docs, None, lambda _: iter(data), endless=False)
+        return _Source(num_docs, None, math.inf, lambda _: iter(data), endless=False)
     corpus = Corpus.of(data)
     if key is None:
         raise ValueError("give a key, by which the documents of each minibatch are drawn: key=jax.random.key(0)")
@@ -266,7 +271,8 @@ def _source(data, model, batch_size, key, replace):
         for step in itertools.count(first):
             yield corpus.pack(draw(seed, step, corpus.num_docs, size, replace), layout)
 
-    return _Source(corpus.num_docs, corpus.num_words, batches, endless=True)
+    num_entries = size * float(corpus.indptr[-1] - corpus.indptr[0]) / corpus.num_docs
+    return _Source(corpus.num_docs, corpus.num_words, num_entries, batches, endless=True)
 
 
 def _are_batches(data):
@@ -340,7 +346,7 @@ def _engine(model, params, source, window, warmup, exponential, prior, tol, max_
         if prior is not None:
             raise ValueError("the prior of LDA is model.eta")
         if not exponential and not isinstance(params, svi.SVIState):
-            return _Rows(model, params, source.num_words, window, warmup, tol, max_iter, threads, dtype)
+            return _Rows(model, params, source, window, warmup, tol, max_iter, threads, dtype)
         prior, model = model.eta, jax.tree_util.Partial(_lda_step, model, tol, max_iter)
     elif not callable(model):
         raise ValueError(f"expected an LDA or a function (params, batch) -> (stats, info), got {type(model).__name__}")
@@ -363,15 +369,15 @@ class _Item(NamedTuple):
 class _Rows:
     """LDA on the rows that a minibatch uses, with threads."""
 
-    def __init__(self, model, params, num_words, window, warmup, tol, max_iter, threads, dtype):
+    def __init__(self, model, params, source, window, warmup, tol, max_iter, threads, dtype):
         if isinstance(params, rows.RowState):
             self._state = params
         else:
             lam = np.asarray(params)
-            model = lda.check(model, lam, num_words)
+            model = lda.check(model, lam, source.num_words)
             if not (np.isfinite(lam).all() and (lam > 0).all()):
                 raise ValueError("λ must be positive and finite to start from")
-            threads = _whole("threads", threads) or _num_threads()
+            threads = _whole("threads", threads) or _num_threads(source.num_entries * lam.shape[1])
             infinite = not callable(window) and window == math.inf
             self._state = rows.init(lam, threads, infinite=infinite, dtype=dtype)
         self._threads = len(self._state.shards)
@@ -466,8 +472,9 @@ def _not_finite(step):
     )
 
 
-def _num_threads():
+def _num_threads(work):
+    """As many threads as there are cores, unless a minibatch of so many entries times topics has little for each."""
     if jax.default_backend() != "cpu":
         return 1
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(available, _MOST_THREADS)
+    return int(max(1, min(available, _MOST_THREADS, work // _LEAST_WORK)))

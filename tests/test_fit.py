@@ -111,9 +111,9 @@ def test_batches_of_ones_own(X, lam):
     rows = [sample(KEY, t, D, B) for t in range(12)]
     corpus = Corpus.of(X)
     layout = corpus.layout(B)
-    by_corpus = fit(corpus, model, lam, key=KEY, batch_size=B).finish()
-    by_list = fit([corpus.pack(r, layout) for r in rows], model, lam).finish()
-    by_generator = fit((corpus.pack(r, layout) for r in rows), model, lam, passes=1).finish()
+    by_corpus = fit(corpus, model, lam, key=KEY, batch_size=B, threads=2).finish()
+    by_list = fit([corpus.pack(r, layout) for r in rows], model, lam, threads=2).finish()
+    by_generator = fit((corpus.pack(r, layout) for r in rows), model, lam, passes=1, threads=2).finish()
     np.testing.assert_array_equal(by_list.params, by_corpus.params)
     np.testing.assert_array_equal(by_generator.params, by_corpus.params)
     # Another layout is another arithmetic, and not another answer.
