@@ -35,9 +35,7 @@ from smoothgrad_jax.window import Warmup, check_length, check_lengths
 
 _PATIENCE = 0.25  # seconds between two reports, unless the caller asks for a number of steps
 _MOST_THREADS = 8
-_LEAST_WORK = (
-    700_000  # entries × topics that a thread is worth: with 650,000 (news, K = 100) two were no faster than one
-)
+_LEAST_WORK = 700_000  # entries × topics a thread: with 650,000 in all (news, K = 100) two were no faster than one
 _AHEAD = 1024  # values of a schedule that are computed at a time
 
 

@@ -24,7 +24,8 @@ A step is two programs a thread: the first works on the rows of a shard (what le
 the words that come), the second on a share of the documents. Threads are Python's: a program of XLA left to its own
 threads hands out pieces of a microsecond, and is slower on two cores than on one.
 
-With L = 1 this is SVI with the lazy updates of Vowpal Wabbit; with any L it equals :func:`smoothgrad_jax.global_step`.
+With L = 1 this is SVI with the lazy updates of Vowpal Wabbit; with any L that does not grow it equals
+:func:`smoothgrad_jax.global_step`.
 """
 
 import math
@@ -44,6 +45,7 @@ from smoothgrad_jax.documents import Batch, Group
 from smoothgrad_jax.window import Warmup
 
 _BLOCK = 64  # rows at a time: what is computed from them stays in the first cache
+_NOWHERE = 1 << 30  # a row beyond every shard: reading there is clipped, writing is dropped
 _CODE_BIAS = (127 << 3) - 255  # the code 255 is 1.0: exponent 127 and mantissa 0, in the 11 upper bits of a float
 _ALONE = {"xla_disable_hlo_passes": "cpu-parallel-task-assigner"}  # a program stays on the thread that runs it
 
@@ -52,7 +54,7 @@ class Share(NamedTuple):
     """A minibatch dealt out to S threads; made by :func:`share`.
 
     Attributes:
-      words: [S, U] row in its shard of each word of the minibatch, increasing; V beyond the last.
+      words: [S, U] row in its shard of each word of the minibatch, increasing; beyond the last a row that no shard has.
       num_used: [S], how many there are.
       batches: S batches with the words as positions in [S · U], each with its share of the documents in the groups.
       size: B.
@@ -230,7 +232,7 @@ def share(batch: Batch, threads: int) -> Share:
     # A shard's part of the words varies a little around the mean.
     planned = len(batch.vocabulary) / threads + (3 * math.sqrt(len(batch.vocabulary)) / 2 if threads > 1 else 0)
     room = -int(-max(planned, 1, *map(len, mine)) // _BLOCK) * _BLOCK
-    words = np.full((threads, room), batch.num_words, np.int32)
+    words = np.full((threads, room), _NOWHERE, np.int32)
     position = np.zeros(len(used) + 1, np.int32)  # one more, for the padding of a batch without words
     for s, each in enumerate(mine):
         words[s, : len(each)] = used[each] // threads

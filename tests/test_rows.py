@@ -85,6 +85,15 @@ def test_every_form_of_the_prior(x64, lam, corpus, rng, pool, shape):
     np.testing.assert_allclose(state.totals[-1][0][0, 0], expected[-1].sum(0), rtol=1e-9)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_words_that_no_document_has(x64, lam, corpus, rng, pool, threads):
+    """λ may have more rows than the documents have words: these decay towards the prior, and nothing else."""
+    batches, more = picks(rng, 5), np.concatenate([lam, rng.gamma(1, 1, (3 * V, K))])
+    expected = reference(corpus, more, batches, decreasing, 2)
+    path, _ = train(corpus, more, LDA(0.3, 0.2, 500), batches, decreasing, 2, pool, threads, look=range(5))
+    np.testing.assert_allclose(path, expected, rtol=1e-8)
+
+
 def test_a_step_size_of_one_forgets_everything_before(x64, lam, corpus, rng, pool):
     batches = picks(rng, 5)
     sizes = [1.0, 0.5, 1.0, 0.0, 0.3]
