@@ -172,6 +172,10 @@ def as_table(X: Any, num_words: int | None = None) -> Any:
         if X.ndim != 2:
             raise ValueError(f"expected documents × words, got a sparse array of shape {X.shape}")
         table = X if X.format == "csr" else _from_triples(X.tocoo())
+    elif all(hasattr(X, name) for name in ("indptr", "indices", "data", "shape")):
+        first, last = X.indptr[0], X.indptr[-1]  # of a part of a corpus
+        arrays = X.data[first:last], X.indices[first:last], np.asarray(X.indptr) - first
+        table = scipy.sparse.csr_array(arrays, X.shape)
     elif isinstance(X, list | tuple):
         table = _from_lists(X, num_words)
     else:

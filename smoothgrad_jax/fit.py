@@ -36,6 +36,7 @@ from smoothgrad_jax.window import Warmup, check_length, check_lengths
 _PATIENCE = 0.25  # seconds between two reports, unless the caller asks for a number of steps
 _MOST_THREADS = 8
 _LEAST_WORK = 700_000  # entries × topics a thread: with 650,000 in all (news, K = 100) two were no faster than one
+_SLOTS = (jnp.float32, jnp.float64, jnp.bfloat16, jnp.uint8)  # float16 overflows at 65,504, which counts do reach
 _AHEAD = 1024  # values of a schedule that are computed at a time
 
 
@@ -62,7 +63,7 @@ class Progress(NamedTuple):
 
 
 class NotFiniteError(ArithmeticError):
-    """A step found statistics that are not finite; the state is that before the step."""
+    """A step found statistics that are not finite; λ is that before the step, and the window begins anew."""
 
 
 def fit(
@@ -95,7 +96,8 @@ def fit(
       data: A :class:`smoothgrad_jax.Corpus`, or anything :func:`smoothgrad_jax.pack` takes; or an iterable of batches,
         which is iterated in a thread and ends the run when it ends.
       model: :class:`smoothgrad_jax.LDA`, or a function ``(params, batch) -> (stats, info)`` and ``prior``.
-      params: λ to start from; or the ``state`` of an earlier run, to go on with the same model, window and key.
+      params: λ to start from; or the ``state`` of an earlier run, to go on with the same model, window, key and
+        batch size.
       window: L: a number, ∞, or a schedule of the step number such as :func:`smoothgrad_jax.phase_out`. A schedule
         starts with its longest window.
       rho: ρ: a number in [0, 1] or a schedule of the step number; by default ``robbins_monro(10, 0.7)``.
@@ -112,7 +114,7 @@ def fit(
       prior: η, for a model that is a function.
       tol, max_iter: Of the local step of LDA.
       threads: How many share the work of LDA; by default as many as there are cores, up to 8, and fewer for small
-        minibatches.
+        minibatches of a corpus.
       dtype: dtype of the stored statistics: ``jnp.bfloat16`` halves the memory of a long window, and for LDA
         ``jnp.uint8`` quarters it (each entry within 7 %, the sum of every word exact).
 
@@ -120,7 +122,8 @@ def fit(
       A :class:`Training`, an iterator of :class:`Progress`.
 
     Raises:
-      ValueError: Here, before anything is computed, if an argument does not fit.
+      ValueError: Here, before anything is computed, if an argument does not fit (of a schedule, its first thousand
+        values).
       NotFiniteError: From the iterator, which keeps the last good state.
     """
     source = _source(data, model, batch_size, key, replace)
@@ -156,17 +159,19 @@ class Training:
         """Train until the next report is due."""
         if self._done:
             raise StopIteration
-        advance = rows.submit(self._driver, self._advance)
+        self._stop.clear()
+        advance = None
         try:
+            advance = rows.submit(self._driver, self._advance)
             progress = advance.result()
-        except KeyboardInterrupt:
-            # Let the step that is under way end, so that the state is whole.
+        except BaseException as error:
+            # Whatever interrupts us, Ctrl-C or another signal, lets the step under way end: the state is whole.
             self._stop.set()
-            advance.exception()
-            self._stop.clear()
-            raise
-        except BaseException:
-            self.close()
+            failure = advance.exception() if advance else None
+            if failure is not None or not isinstance(error, KeyboardInterrupt):
+                self.close()
+            if failure is not None and failure is not error:
+                raise failure from error
             raise
         if progress is None:
             raise StopIteration
@@ -191,7 +196,7 @@ class Training:
 
     @property
     def state(self) -> Any:
-        """What :func:`fit` can go on from: it is used up when it does."""
+        """What :func:`fit` can go on from, until the next report of this run, or that run, uses it up."""
         return self._engine.settled()
 
     def _advance(self):
@@ -230,7 +235,7 @@ class Training:
             passes=self._documents / self._num_docs,
             seconds=self._time,
             rate=seen / elapsed if seen else 0.0,
-            remaining=0.0 if ended else None if share == math.inf else self._time * share / (1 - share),
+            remaining=0.0 if ended else self._time * share / (1 - share) if 0 < share < 1 else None,
             score=score,
         )
 
@@ -287,6 +292,7 @@ def _limits(source, passes, steps, seconds):
             raise ValueError(f"{name} must be positive, got {value}")
     if passes is None and steps is None and seconds is None and source.endless:
         passes = 1
+    passes, steps, seconds = (None if value == math.inf else value for value in (passes, steps, seconds))
     if passes is not None and not source.num_docs > 0:
         raise ValueError("passes need the number of documents, which batches of one's own do not tell: give steps")
     return passes, steps, seconds
@@ -303,7 +309,10 @@ def _values(name, value, first, check):
 
     def chunk(start):
         steps = jnp.arange(start, start + _AHEAD)
-        values = np.asarray(jax.vmap(lambda step: jnp.asarray(value(step), float))(steps))
+        try:
+            values = np.asarray(jax.vmap(lambda step: jnp.asarray(value(step), float))(steps))
+        except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError):
+            values = np.array([value(step) for step in range(start, start + _AHEAD)], float)  # plain Python
         check(values)
         return values.tolist()
 
@@ -343,6 +352,8 @@ def _engine(model, params, source, window, warmup, exponential, prior, tol, max_
     if isinstance(model, LDA):
         if prior is not None:
             raise ValueError("the prior of LDA is model.eta")
+        if exponential and isinstance(params, rows.RowState):
+            raise ValueError("this state is of a run with a moving window; it cannot go on with an exponential one")
         if not exponential and not isinstance(params, svi.SVIState):
             return _Rows(model, params, source, window, warmup, tol, max_iter, threads, dtype)
         prior, model = model.eta, jax.tree_util.Partial(_lda_step, model, tol, max_iter)
@@ -368,14 +379,21 @@ class _Rows:
     """LDA on the rows that a minibatch uses, with threads."""
 
     def __init__(self, model, params, source, window, warmup, tol, max_iter, threads, dtype):
+        if dtype is not None and jnp.dtype(dtype) not in map(jnp.dtype, _SLOTS):
+            raise ValueError(f"dtype must be one of {', '.join(jnp.dtype(each).name for each in _SLOTS)}; got {dtype}")
         if isinstance(params, rows.RowState):
             self._state = params
+            if threads not in (None, len(params.shards)) or (dtype is not None and jnp.dtype(dtype) != params.dtype):
+                raise ValueError(f"this state is for {len(params.shards)} threads and slots of {params.dtype}")
+            lam = np.empty((params.num_words, params.num_topics), params.shards[0].dtype)
+            model = lda.check(model, lam, source.num_words)
         else:
             lam = np.asarray(params)
             model = lda.check(model, lam, source.num_words)
             if not (np.isfinite(lam).all() and (lam > 0).all()):
                 raise ValueError("λ must be positive and finite to start from")
             threads = _whole("threads", threads) or _num_threads(source.num_entries * lam.shape[1])
+            threads = min(threads, len(lam))
             infinite = not callable(window) and window == math.inf
             self._state = rows.init(lam, threads, infinite=infinite, dtype=dtype)
         self._threads = len(self._state.shards)
@@ -475,4 +493,4 @@ def _num_threads(work):
     if jax.default_backend() != "cpu":
         return 1
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return int(max(1, min(available, _MOST_THREADS, work // _LEAST_WORK)))
+    return int(max(1, min(available, _MOST_THREADS, work / _LEAST_WORK)))

@@ -217,7 +217,7 @@ def fit_documents(alpha: jax.Array, table: jax.Array, batch: Batch, tol: Any, ma
         γ ← max(γ + ω (F(γ) − γ), α),        ω = 1.6
 
     and where mean |F(γ) − γ| < tol, F(γ) is the answer. Near a fixed point the eigenvalues of F lie in [0, 1), as it is
-    a step of coordinate ascent, so that any ω < 2 converges to the same γ; a third fewer evaluations are needed than
+    a step of coordinate ascent, so that any ω < 2 converges to the same γ; a fifth fewer evaluations are needed than
     with ω = 1, and the last one is as close to the fixed point, since the same residual is asked for.
 
     Args:

@@ -15,7 +15,8 @@ are a row themselves, with Σ_w η_w for a prior and the sum of all statistics f
 |---------|---------------|-----------|-----------------------------------------------------------------------------|
 | S       |               |           | threads; word w is row w // S of shard w mod S, and each thread has a shard |
 | λ, Σ, δ | ``shards``    | [V/S,3,K] | topics, sum over the window, what its rounding left out (TwoSum)            |
-| T       | ``totals``    | [1,3,K]   | the sums of these over all words, in every thread                           |
+| T       | ``totals``    | [1,3,K]   | the sums of these over all words, in every thread (of statistics before a   |
+|         |               |           | slot of low precision rounds them)                                          |
 | A, C    | ``stamps``    | [V/S,4]   | of the step to which a row was brought last, each as a sum of two floats;   |
 |         |               |           | and ``clock``, of the step that comes next                                  |
 | n       |               |           | what the sum is divided by: the number of values in the window, or L        |
@@ -158,17 +159,21 @@ class RowInfo(NamedTuple):
     Attributes:
       step: Steps taken before this one.
       clock: (A, C) before this step.
+      scale: D/B.
       found: For each thread the sum of its statistics [K], updates of γ, and the largest last mean |Δγ|.
     """
 
     step: int
     clock: tuple[float, float]
+    scale: float
     found: tuple[Any, ...]
 
     @property
     def finite(self) -> bool:
         """Whether the statistics were finite; if not, they and all that follow are not in the rows."""
-        return all(bool(np.isfinite(total).all()) for total, *_ in self.found)
+        total = sum(np.asarray(total) for total, *_ in self.found)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return bool(np.isfinite(total.dtype.type(self.scale) * total).all())
 
     @property
     def iterations(self) -> int:
@@ -302,7 +307,8 @@ def step(
     n = length if warmup == "zeros" and state.slots is not None else count
     sums, *found = zip(*fitted, strict=True)
     decay, gain = state.clock
-    info = RowInfo(state.step, state.clock, tuple(zip(*found, strict=True)))
+    scale = model.num_docs / share.size
+    info = RowInfo(state.step, state.clock, scale, tuple(zip(*found, strict=True)))
     return state._replace(
         last=state.clock,
         # exp(−1e5) is 0, and unlike −∞ it leaves room for the logarithms to come
@@ -310,7 +316,7 @@ def step(
         step=state.step + 1,
         count=count,
         leaving=tuple(leaving),
-        pending=Pending(share.words, share.num_used, sums, model.num_docs / share.size, found[0]),
+        pending=Pending(share.words, share.num_used, sums, scale, found[0]),
     ), info
 
 
@@ -373,7 +379,7 @@ def _touch(state, model, share, pool, then=None):
     if last is None:
         empty = tuple(_empty_slot(room, num_topics, state.dtype) for _ in range(threads))
         last = Slot(pending.words, none, empty, nothing)
-    left = tuple(slot.total for slot in (*earlier, last))
+    left = sum((slot.total for slot in earlier), last.total)
     sums = pending.sums or (jnp.zeros((threads * room, lda.padded(num_topics)), dtype),) * threads
     scale = np.asarray(pending.scale, dtype)
     touched = [Future() for _ in range(threads)]
@@ -441,8 +447,7 @@ def _rows(shard, stamps, slot, totals, leave, enter, use, eta):
     # The totals are a row like the others.
     old, last_clock, clock = total, leave[2], use[2]
     lam = _bring(total, *_factors(stamp, last_clock), eta_total)
-    for value in left:
-        total = jnp.stack([lam, *_add(total, -value[None])], 1)
+    total = jnp.stack([lam, *_add(total, -left[None])], 1)
     total = jnp.stack([lam, *_add(total, entered[None])], 1)
     lam = _bring(total, *_factors(last_clock[None], clock), eta_total)
     total = jnp.where(good, total.at[:, 0].set(lam), old)

@@ -131,6 +131,37 @@ def test_a_run_goes_on_from_its_state(X, lam, window):
     np.testing.assert_array_equal(rest.params, whole.params)
 
 
+def test_a_state_is_not_for_every_run(X, lam):
+    model = LDA(0.3, 0.2, D)
+    state = fit(X, model, lam, steps=2, batch_size=B, key=KEY, threads=2).finish().state
+    for change, message in (
+        ({"threads": 3}, "this state is for 2 threads and slots of float32"),
+        ({"dtype": jnp.uint8}, "this state is for 2 threads and slots of float32"),
+        ({"exponential": True}, "a run with a moving window"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fit(X, model, state, steps=2, batch_size=B, key=KEY, **change)
+    with pytest.raises(ValueError, match="eta must be one number or broadcast"):
+        fit(X, LDA(0.3, np.ones((V - 1, K)), D), state, steps=2, batch_size=B, key=KEY)
+
+
+def test_no_end_and_plain_python_schedules(X, lam):
+    training = fit(
+        X, LDA(0.3, 0.2, D), lam, passes=math.inf, every=2, batch_size=B, key=KEY, window=lambda t: 3 if t < 2 else 1
+    )
+    assert next(training).remaining is None
+    assert next(training).step == 4
+    training.close()
+
+
+def test_parts_of_a_corpus_are_documents_too(X, lam):
+    corpus = Corpus.of(X)
+    options = {"batch_size": B, "key": KEY, "steps": 2}
+    *_, by_part = fit(corpus.part(0, 100), LDA(0.3, 0.2, 100), lam, held_out=corpus.part(100, D), **options)
+    *_, by_rows = fit(X[:100], LDA(0.3, 0.2, 100), lam, held_out=X[100:], **options)
+    assert by_part.score == by_rows.score
+
+
 def test_looking_does_not_change_the_run(X, lam):
     model = LDA(0.3, 0.2, D)
     options = {"steps": 9, "batch_size": B, "key": KEY, "every": 1}
@@ -251,6 +282,7 @@ def test_a_bad_document_is_named_and_the_topics_stay(X, lam):
         ({"model": 3}, "expected an LDA or a function"),
         ({"model": lambda params, batch: None}, "needs its prior"),
         ({"prior": 0.1}, "the prior of LDA is model.eta"),
+        ({"dtype": jnp.float16}, "dtype must be one of float32, float64, bfloat16, uint8"),
         ({"data": pack(np.eye(3, V))}, "expected many batches, got one"),
     ],
 )
