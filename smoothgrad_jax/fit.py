@@ -116,7 +116,7 @@ def fit(
       threads: How many share the work of LDA; by default as many as there are cores, up to 8, and fewer for small
         minibatches of a corpus.
       dtype: dtype of the stored statistics: ``jnp.bfloat16`` halves the memory of a long window, and for LDA
-        ``jnp.uint8`` quarters it (each entry within 7 %, the sum of every word exact).
+        ``jnp.uint8`` quarters it (each entry within a tenth, the sum of every word exact).
 
     Returns:
       A :class:`Training`, an iterator of :class:`Progress`.
@@ -127,13 +127,14 @@ def fit(
       NotFiniteError: From the iterator, which keeps the last good state.
     """
     source = _source(data, model, batch_size, key, replace)
+    engine = _engine(model, params, source, window, warmup, exponential, prior, tol, max_iter, threads, dtype)
     return Training(
         source,
-        _engine(model, params, source, window, warmup, exponential, prior, tol, max_iter, threads, dtype),
+        engine,
         window=window,
         rho=svi.robbins_monro(10, 0.7) if rho is None else rho,
         limits=_limits(source, passes, steps, seconds),
-        scorer=_scorer(model, held_out, key, tol, max_iter),
+        scorer=_scorer(model, held_out, key, tol, max_iter, engine),
         score_every=_whole("score_every", score_every),
         every=_whole("every", every),
     )
@@ -329,7 +330,7 @@ def _more(chunk, first):
         yield from chunk(start)
 
 
-def _scorer(model, held_out, key, tol, max_iter):
+def _scorer(model, held_out, key, tol, max_iter, engine):
     if held_out is None:
         return None
     if not isinstance(model, LDA):
@@ -343,6 +344,12 @@ def _scorer(model, held_out, key, tol, max_iter):
             )
         held_out = lda.split_documents(held_out, jax.random.fold_in(key, 1))
     observed, scored = (half if isinstance(half, Batch) else pack(half) for half in held_out)
+    # Now, and not when the score is due at the end of the run.
+    for half in (observed, scored):
+        if half.num_words > engine.num_words:
+            raise ValueError(f"held-out documents have {half.num_words} words, but λ has {engine.num_words} rows")
+    if observed.size != scored.size:
+        raise ValueError(f"{observed.size} documents are observed, but {scored.size} are held out")
     return lambda lam: float(lda.log_predictive(model, lam, observed, scored, tol, max_iter))
 
 
@@ -381,15 +388,16 @@ class _Rows:
     def __init__(self, model, params, source, window, warmup, tol, max_iter, threads, dtype):
         if dtype is not None and jnp.dtype(dtype) not in map(jnp.dtype, _SLOTS):
             raise ValueError(f"dtype must be one of {', '.join(jnp.dtype(each).name for each in _SLOTS)}; got {dtype}")
-        if isinstance(params, rows.RowState):
+        resumed = isinstance(params, rows.RowState)
+        if resumed:
             self._state = params
             if threads not in (None, len(params.shards)) or (dtype is not None and jnp.dtype(dtype) != params.dtype):
                 raise ValueError(f"this state is for {len(params.shards)} threads and slots of {params.dtype}")
-            lam = np.empty((params.num_words, params.num_topics), params.shards[0].dtype)
-            model = lda.check(model, lam, source.num_words)
+            lam = np.empty((params.num_words, params.num_topics), params.shards[0].dtype)  # for its shape
         else:
             lam = np.asarray(params)
-            model = lda.check(model, lam, source.num_words)
+        model = lda.check(model, lam, source.num_words)
+        if not resumed:
             if not (np.isfinite(lam).all() and (lam > 0).all()):
                 raise ValueError("λ must be positive and finite to start from")
             threads = _whole("threads", threads) or _num_threads(source.num_entries * lam.shape[1])
@@ -406,9 +414,13 @@ class _Rows:
     def step(self):
         return self._state.step
 
+    @property
+    def num_words(self):
+        return self._state.num_words
+
     def prepare(self, batch):
-        if batch.num_words > self._state.num_words:
-            raise ValueError(f"the documents have {batch.num_words} words, but λ has {self._state.num_words} rows")
+        if batch.num_words > self.num_words:
+            raise ValueError(f"the documents have {batch.num_words} words, but λ has {self.num_words} rows")
         return _Item(rows.share(batch, self._threads), batch.size)
 
     def check_window(self, lengths):
@@ -453,11 +465,16 @@ class _Dense:
         if not isinstance(params, svi.SVIState):
             capacity = None if exponential else float(window(0) if callable(window) else window)
             self._state = svi.init(params, capacity, exponential=exponential, dtype=dtype)
-        self._local_step, self._prior, self._warmup = jax.jit(local_step), prior, warmup
+        self._local_step, self._prior, self._warmup = svi.as_pytree(local_step), prior, warmup
 
     @property
     def step(self):
         return int(self._state.step)
+
+    @property
+    def num_words(self):
+        """Of LDA; nobody asks for that of another model."""
+        return len(self._state.params)
 
     def prepare(self, batch):
         return _Item(batch, batch.size if isinstance(batch, Batch) else len(jax.tree.leaves(batch)[0]))
@@ -466,8 +483,8 @@ class _Dense:
         check_length(lengths, self._state.window)
 
     def advance(self, batch, rho, length):
-        stats, _ = self._local_step(self._state.params, batch)
-        if not all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(stats)):
+        stats, finite = _dense_step(self._local_step, self._state.params, batch)
+        if not finite:
             raise _not_finite(self.step)
         self._state = svi.global_step(self._state, stats, self._prior, rho, length, warmup=self._warmup, donate=True)
 
@@ -479,6 +496,13 @@ class _Dense:
 
     def params(self):
         return jax.tree.map(jnp.array, self._state.params)  # a copy: the next step gives the state away
+
+
+@jax.jit
+def _dense_step(local_step, params, batch):
+    """The statistics, and whether they are finite; compiled for the function, not for the numbers it was given."""
+    stats, _ = local_step(params, batch)
+    return stats, jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(stats)]).all()
 
 
 def _not_finite(step):

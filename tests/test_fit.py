@@ -282,6 +282,8 @@ def test_a_bad_document_is_named_and_the_topics_stay(X, lam):
         ({"model": 3}, "expected an LDA or a function"),
         ({"model": lambda params, batch: None}, "needs its prior"),
         ({"prior": 0.1}, "the prior of LDA is model.eta"),
+        ({"held_out": np.ones((2, V + 1))}, "held-out documents have 81 words, but λ has 80 rows"),
+        ({"held_out": (np.ones((2, V)), np.ones((3, V)))}, "2 documents are observed, but 3 are held out"),
         ({"dtype": jnp.float16}, "dtype must be one of float32, float64, bfloat16, uint8"),
         ({"data": pack(np.eye(3, V))}, "expected many batches, got one"),
     ],
