@@ -128,7 +128,11 @@ def load(args, num_words):
     rng = np.random.default_rng(args.seed)
     steps = args.documents // args.batch
     if args.corpus:
-        X, planted, name = scipy.sparse.load_npz(args.corpus).tocsr(), None, pathlib.Path(args.corpus).name
+        planted, name = None, pathlib.Path(args.corpus).name
+        try:
+            X = scipy.sparse.load_npz(args.corpus).tocsr()
+        except (OSError, ValueError) as error:
+            raise SystemExit(f"{args.corpus} is no matrix saved by scipy.sparse.save_npz: {error}") from None
         if (X.data != np.floor(X.data)).any() or (X.data < 0).any():
             raise SystemExit(f"{name} must hold counts, whole and not negative")
         X = X[np.flatnonzero(np.asarray(X.sum(1)).ravel() > 1)]  # 1 token cannot be split

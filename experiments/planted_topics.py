@@ -7,25 +7,12 @@ of the planted topics themselves, which nothing can beat but by chance.
 """
 
 import argparse
-import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import Partial
 
-from smoothgrad_jax import (
-    LDA,
-    init,
-    init_topics,
-    local_step,
-    log_predictive,
-    pack,
-    robbins_monro,
-    run,
-    split_documents,
-    topics,
-)
+from smoothgrad_jax import LDA, fit, init_topics, log_predictive, pack, split_documents, topics
 
 PLANTED = {
     "astronomy": "star galaxy telescope orbit planet redshift supernova dust comet spectrum halo dwarf",
@@ -73,27 +60,33 @@ def main():
 
     model = LDA(alpha=0.2, eta=0.1, num_docs=len(train))
     halves = [pack(half) for half in split_documents(test, jax.random.key(args.seed + 1))]
-    state = init(init_topics(jax.random.key(args.seed), num_words, num_topics), capacity=args.window)
-    step, schedule = Partial(local_step, model), robbins_monro(tau=10, kappa=0.7)
-
-    def score(lam):
-        return float(log_predictive(model, lam, *halves))
+    lam = init_topics(jax.random.key(args.seed), num_words, num_topics)
+    every = max(args.steps // 5, 1)
+    training = fit(
+        train,
+        model,
+        lam,
+        window=args.window,
+        steps=args.steps,
+        batch_size=args.batch,
+        key=jax.random.key(args.seed + 2),
+        held_out=tuple(halves),
+        every=every,
+        score_every=every,
+    )
 
     print(f"\n{'step':>6}{'documents/s':>14}{'held-out log p(word)':>24}")
-    print(f"{0:>6}{'':>14}{score(state.params):>24.4f}")
-    every = max(args.steps // 5, 1)
-    batches = pack(train, rng.integers(0, len(train), (args.steps, args.batch)))
-    for done in range(every, args.steps + 1, every):
-        part = jax.tree.map(lambda x, end=done: x[end - every : end], batches)
-        start = time.perf_counter()
-        state, infos = run(step, state, part, model.eta, schedule, args.window)
-        jax.block_until_ready(infos)
-        rate = f"{every * args.batch / (time.perf_counter() - start):,.0f}" if done > every else "(compiling)"
-        print(f"{done:>6}{rate:>14}{score(state.params):>24.4f}")
-    best = score(jnp.asarray(1e6 * planted.T + 1e-3, jnp.float32))
+    print(f"{0:>6}{'':>14}{log_predictive(model, lam, *halves):>24.4f}")
+    try:
+        for progress in training:
+            rate = f"{progress.rate:,.0f}" if progress.step > every else "(compiling)"
+            print(f"{progress.step:>6}{rate:>14}{progress.score:>24.4f}")
+    except KeyboardInterrupt:
+        print(f"{training.state.step:>6}{'interrupted':>14}")  # what was learned until now is shown all the same
+    best = log_predictive(model, jnp.asarray(1e6 * planted.T + 1e-3, jnp.float32), *halves)
     print(f"{'':>6}{'planted':>14}{best:>24.4f}\n")
 
-    found = np.asarray(topics(state.params))
+    found = np.asarray(topics(training.params))
     likeness = np.sqrt(planted) @ np.sqrt(found.T)  # Bhattacharyya: 1 for equal distributions
     print(f"{'planted topic':<12}  {'likeness':>8}  most probable words found")
     for k, name in enumerate(PLANTED):
