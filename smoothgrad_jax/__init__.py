@@ -1,57 +1,37 @@
-"""Smoothed stochastic variational inference in JAX, after Mandt and Blei (NIPS 2014)."""
+"""Smoothed stochastic variational inference in JAX, after Mandt and Blei (NIPS 2014).
 
-from smoothgrad_jax import diagnostics, dirichlet, window
-from smoothgrad_jax.corpus import Corpus, prefetch, sample
-from smoothgrad_jax.diagnostics import averaged_step, bias_variance, count_negative
-from smoothgrad_jax.documents import Batch, pack
-from smoothgrad_jax.fit import NotFiniteError, Progress, Training, fit
-from smoothgrad_jax.lda import (
-    LDA,
-    LocalInfo,
-    elbo,
-    init_topics,
-    local_step,
-    log_predictive,
-    split_documents,
-    topics,
-)
-from smoothgrad_jax.svi import SVIState, global_step, init, phase_out, robbins_monro, run, sweep
-from smoothgrad_jax.transform import natural_gradient, smoothed_svi, window_mean
+Names are imported when they are first used: the command answers ``--help`` without waiting for jax.
+"""
+
+import importlib
+from typing import Any
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "LDA",
-    "Batch",
-    "Corpus",
-    "LocalInfo",
-    "NotFiniteError",
-    "Progress",
-    "SVIState",
-    "Training",
-    "averaged_step",
-    "bias_variance",
-    "count_negative",
-    "diagnostics",
-    "dirichlet",
-    "elbo",
-    "fit",
-    "global_step",
-    "init",
-    "init_topics",
-    "local_step",
-    "log_predictive",
-    "natural_gradient",
-    "pack",
-    "phase_out",
-    "prefetch",
-    "robbins_monro",
-    "run",
-    "sample",
-    "smoothed_svi",
-    "split_documents",
-    "sweep",
-    "topics",
-    "window",
-    "window_mean",
-]
+_ROOMS = {
+    "corpus": ("Corpus", "prefetch", "sample"),
+    "diagnostics": ("averaged_step", "bias_variance", "count_negative"),
+    "documents": ("Batch", "pack"),
+    "lda": ("LDA", "LocalInfo", "elbo", "init_topics", "local_step", "log_predictive", "split_documents", "topics"),
+    "svi": ("SVIState", "global_step", "init", "phase_out", "robbins_monro", "run", "sweep"),
+    "training": ("NotFiniteError", "Progress", "Training", "fit"),
+    "transform": ("natural_gradient", "smoothed_svi", "window_mean"),
+}
+_HOME = {name: room for room, names in _ROOMS.items() for name in names}
+_OPEN = ("diagnostics", "dirichlet", "window")  # rooms that are used by their own name
+
+__all__ = sorted([*_HOME, *_OPEN], key=lambda name: (name != name.upper(), name[0].islower(), name))
+
+
+def __getattr__(name: str) -> Any:
+    if name in _OPEN:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name in _HOME:
+        value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,6 +1,7 @@
 """The laws of the house that a machine can hold."""
 
 import ast
+import importlib
 import os
 import subprocess
 import sys
@@ -24,7 +25,7 @@ ROOMS = {
     "diagnostics": {"jax", "window", "svi"},
     "corpus": {"jax", "numpy", "documents"},
     "rows": {"jax", "numpy", "documents", "lda", "window"},
-    "fit": {"jax", "numpy", "corpus", "documents", "lda", "rows", "svi", "window"},
+    "training": {"jax", "numpy", "corpus", "documents", "lda", "rows", "svi", "window"},
 }
 
 
@@ -67,9 +68,22 @@ def test_public_names():
         assert hasattr(smoothgrad_jax, name)
     assert smoothgrad_jax.window.__name__ == "smoothgrad_jax.window"
     assert callable(smoothgrad_jax.window.push)
-    assert list(smoothgrad_jax.__all__) == sorted(
-        smoothgrad_jax.__all__, key=lambda n: (n != n.upper(), n[0].islower(), n)
-    )
+    assert smoothgrad_jax.fit.__module__ == "smoothgrad_jax.training"
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = smoothgrad_jax.nothing
+
+
+def test_type_checkers_see_the_same_names():
+    stub = ast.parse((PACKAGE / "__init__.pyi").read_text())
+    homes = {a.asname: node.module for node in stub.body if isinstance(node, ast.ImportFrom) for a in node.names}
+    assert sorted(homes) == sorted(smoothgrad_jax.__all__)
+    for name, module in homes.items():
+        assert getattr(importlib.import_module(module), name) is getattr(smoothgrad_jax, name)
+
+
+def test_the_package_imports_nothing_until_it_is_used():
+    program = "import sys, smoothgrad_jax; assert not {'jax', 'numpy', 'scipy', 'sklearn'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, cwd=ROOT)
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.glob("*.py")), ids=lambda path: path.stem)
@@ -95,6 +109,7 @@ def test_import_changes_no_configuration_and_starts_no_backend():
         "import jax, optax\n"
         "before = dict(jax.config.values)\n"
         "import smoothgrad_jax\n"
+        "for name in smoothgrad_jax.__all__: getattr(smoothgrad_jax, name)\n"
         "assert dict(jax.config.values) == before\n"
         "from jax._src import xla_bridge\n"
         "assert not xla_bridge._backends, 'importing the package ran a computation'\n"
