@@ -18,7 +18,7 @@ _ROOMS = {
     "transform": ("natural_gradient", "smoothed_svi", "window_mean"),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
-_OPEN = ("diagnostics", "dirichlet", "window")  # rooms that are used by their own name
+_OPEN = ("diagnostics", "dirichlet", "store", "text", "window")  # rooms that are used by their own name
 
 __all__ = sorted([*_HOME, *_OPEN], key=lambda name: (name != name.upper(), name[0].islower(), name))
 

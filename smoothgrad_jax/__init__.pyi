@@ -1,6 +1,8 @@
 # What the names are that __init__.py imports when they are first used, for editors and type checkers.
 from smoothgrad_jax import diagnostics as diagnostics
 from smoothgrad_jax import dirichlet as dirichlet
+from smoothgrad_jax import store as store
+from smoothgrad_jax import text as text
 from smoothgrad_jax import window as window
 from smoothgrad_jax.corpus import Corpus as Corpus
 from smoothgrad_jax.corpus import prefetch as prefetch

@@ -24,6 +24,10 @@ ROOMS = {
     "transform": {"jax", "numpy", "optax", "window"},
     "diagnostics": {"jax", "window", "svi"},
     "corpus": {"jax", "numpy", "documents"},
+    "readers": {"numpy", "scipy"},
+    "text": {"numpy", "scipy", "sklearn", "joblib", "readers"},
+    "counting": {"numpy", "scipy", "readers", "text"},
+    "store": {"numpy", "corpus", "counting", "readers", "text"},
     "rows": {"jax", "numpy", "documents", "lda", "window"},
     "training": {"jax", "numpy", "corpus", "documents", "lda", "rows", "svi", "window"},
 }
@@ -129,10 +133,10 @@ def test_doctests():
     import jax.numpy as jnp
     import optax
 
-    from smoothgrad_jax import documents, transform
+    from smoothgrad_jax import documents, text, transform
 
     names = {"jnp": jnp, "optax": optax}
-    for module in (documents, transform):
+    for module in (documents, text, transform):
         result = doctest.testmod(module, extraglobs=names, optionflags=doctest.ELLIPSIS)
         assert result.attempted > 0
         assert result.failed == 0
