@@ -24,6 +24,7 @@ ROOMS = {
     "transform": {"jax", "numpy", "optax", "window"},
     "diagnostics": {"jax", "window", "svi"},
     "corpus": {"jax", "numpy", "documents"},
+    "readers": {"numpy", "scipy"},
     "rows": {"jax", "numpy", "documents", "lda", "window"},
     "training": {"jax", "numpy", "corpus", "documents", "lda", "rows", "svi", "window"},
 }
