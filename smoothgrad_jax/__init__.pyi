@@ -20,6 +20,10 @@ from smoothgrad_jax.lda import local_step as local_step
 from smoothgrad_jax.lda import log_predictive as log_predictive
 from smoothgrad_jax.lda import split_documents as split_documents
 from smoothgrad_jax.lda import topics as topics
+from smoothgrad_jax.readers import CorpusError as CorpusError
+from smoothgrad_jax.readers import Source as Source
+from smoothgrad_jax.readers import open_source as open_source
+from smoothgrad_jax.readers import recognise as recognise
 from smoothgrad_jax.svi import SVIState as SVIState
 from smoothgrad_jax.svi import global_step as global_step
 from smoothgrad_jax.svi import init as init
