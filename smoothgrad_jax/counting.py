@@ -21,12 +21,12 @@ kept; and the chunks or the block of documents that are being counted. Nothing g
 
 import contextlib
 import heapq
+import itertools
 import tempfile
 import time
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from itertools import groupby, repeat
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -215,8 +215,7 @@ def _count_words(source, what, jobs, new_file, watch):
                 if spools:
                     words.append(_sort(numbers, new_file()))
                 spools.append(_Spool(new_file()))
-                numbers = defaultdict()
-                numbers.default_factory = numbers.__len__
+                numbers = defaultdict(itertools.count().__next__)
             number = np.fromiter(map(numbers.__getitem__, chunk.words), np.int32, len(chunk.words))
             spools[-1].add(chunk.indptr, number[chunk.indices], chunk.data)
             watch.add(chunk.indptr)
@@ -287,9 +286,9 @@ def _merge(spools, words, new_file):
         place = np.empty_like(number)
         place[number] = np.arange(len(number), dtype=np.int32)
         return _Known(*(each[number] for each in spools[0].known[:3]), alphabet), [place]
-    streams = [zip(_lines(each), repeat(i), strict=False) for i, (each, _) in enumerate(words)]
+    streams = [zip(_lines(each), itertools.repeat(i), strict=False) for i, (each, _) in enumerate(words)]
     found, file, size = [array("i") for _ in spools], new_file(), 0
-    for word, same in groupby(heapq.merge(*streams, key=itemgetter(0)), key=itemgetter(0)):
+    for word, same in itertools.groupby(heapq.merge(*streams, key=itemgetter(0)), key=itemgetter(0)):
         file.write(line(word))
         for _, i in same:
             found[i].append(size)

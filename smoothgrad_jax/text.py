@@ -18,6 +18,8 @@ counted at a time, and its words are numbered for that chunk alone, so that chun
 These are ``CountVectorizer``'s options in its meanings: whole numbers count documents, fractions are shares of them.
 """
 
+import contextlib
+import itertools
 import os
 import re
 import signal
@@ -39,7 +41,7 @@ from smoothgrad_jax.readers import CorpusError
 WORD = r"(?u)\b[^\W\d_][^\W_]{2,}\b"  # three or more letters or digits, the first a letter
 
 _CHUNK = 1 << 20  # characters of text that are counted at a time
-_ALONE = 16  # chunks that this process counts itself before it pays for others: two seconds each to import scikit-learn
+_ALONE = 32  # chunks that this process counts itself before it pays for others, which import scikit-learn each
 
 
 class Tokens(NamedTuple):
@@ -152,8 +154,9 @@ def count_chunk(texts: Sequence[str], what: Tokens) -> Chunk:
       Their :class:`Chunk`; the words are numbered in the order in which they come.
     """
     analyze = _analyzer(what)
-    numbers: defaultdict[str, int] = defaultdict()
-    numbers.default_factory = numbers.__len__
+    numbers = defaultdict(
+        itertools.count().__next__
+    )  # numbers.__len__ would be a cycle, which stays in memory for long
     flat, ends = array("i"), np.zeros(len(texts) + 1, np.int64)
     for i, text in enumerate(texts, start=1):
         flat.extend(map(numbers.__getitem__, analyze(text)))
@@ -174,7 +177,7 @@ def count_stream(texts: Iterable[str], what: Tokens, jobs: int | None = None) ->
     Args:
       texts: The documents, which are taken as they are needed.
       what: What a token is.
-      jobs: Processes. By default this one counts the first 16 million characters alone, and then one for each core
+      jobs: Processes. By default this one counts the first 32 million characters alone, and then one for each core
         does; 1 starts none. They import no jax and do not run the caller's script again. If they cannot be started, or
         are killed, this process goes on alone.
 
@@ -376,8 +379,21 @@ def _cores():
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@contextlib.contextmanager
+def _deaf():
+    """Processes that are started in here never hear Ctrl-C, which is the business of this one."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _quiet():
-    """In a new process: Ctrl-C is the business of the one that started it, and warnings have been given there."""
+    """In a new process: where signals cannot be blocked they are ignored; warnings have been given already."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     warnings.simplefilter("ignore")
 
@@ -388,6 +404,11 @@ def _start(jobs):
     try:
         from joblib.externals.loky import ProcessPoolExecutor
 
+        if hasattr(signal, "pthread_sigmask"):
+            # If it were started later, that would unblock what _deaf has blocked.
+            from multiprocessing import resource_tracker
+
+            resource_tracker.ensure_running()
         return ProcessPoolExecutor(jobs, initializer=_quiet)
     except (ImportError, OSError, NotImplementedError):
         return None
@@ -396,7 +417,8 @@ def _start(jobs):
 def _submit(pool, chunk, what):
     """The future counts of a chunk, or None if this process has to count it."""
     try:
-        return pool and pool.submit(count_chunk, chunk, what)
+        with _deaf():
+            return pool and pool.submit(count_chunk, chunk, what)
     except (BrokenProcessPool, OSError):
         return None
 

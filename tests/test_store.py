@@ -1,6 +1,7 @@
 """Corpora on disk: what is written, what is read, and what is refused."""
 
 import contextlib
+import gzip
 import hashlib
 import json
 import os
@@ -17,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from sklearn.feature_extraction.text import CountVectorizer
 from test_text import TEXTS, TOKENS
 
-from smoothgrad_jax import Corpus, counting, text
+from smoothgrad_jax import Corpus, counting, open_source, text
 from smoothgrad_jax.readers import Block, CorpusError
 from smoothgrad_jax.store import Stored, convert, is_folder, open_folder, read
 
@@ -151,6 +152,31 @@ def test_a_folder_holds_what_is_read(tmp_path):
     # The options in the manifest count new texts in the same way.
     new = text.count_texts(TALES, stored.vocabulary, **stored.manifest["tokens"])
     np.testing.assert_array_equal(new.counts.toarray(), dense(stored))
+
+
+def test_from_files(tmp_path):
+    """With the readers: text with a vocabulary and without, counts with names and without."""
+    tales = tmp_path / "tales.jsonl.gz"
+    with gzip.open(tales, "wt") as file:
+        file.writelines(json.dumps({"id": i, "body": each}) + "\n" for i, each in enumerate(TALES))
+    stored = convert(open_source(tales, field="body"), tmp_path / "tales", **ALL)
+    np.testing.assert_array_equal(dense(stored), dense(read(Texts(TALES), **ALL)))
+    assert stored.manifest["source"] == {"format": "jsonl", "paths": [str(tales)]}
+    assert read(open_source(tales, vocabulary=["star"])).manifest["dropped"]["tokens_outside_vocabulary"] == 12
+    (tmp_path / "docword.tales.txt").write_text("3\n2\n3\n1 2 7\n3 1 1\n3 2 1\n")
+    counts = open_source(tmp_path / "docword.tales.txt")
+    assert (dense(read(counts)).tolist(), read(counts).vocabulary) == ([[0, 7], [0, 0], [1, 1]], None)
+    (tmp_path / "vocab.tales.txt").write_text("moon\nstar\n")
+    stored = convert(open_source(tmp_path / "docword.tales.txt"), tmp_path / "counts")
+    assert (dense(stored).tolist(), stored.vocabulary) == ([[0, 7], [0, 0], [1, 1]], ["moon", "star"])
+    assert stored.corpus.data.dtype == np.uint8
+    again = read(open_source(tmp_path / "counts"), vocabulary=["star", "sun"])
+    assert dense(again).tolist() == [[7, 0], [0, 0], [1, 0]]
+    source = open_source(tales, field="body")
+    os.truncate(tales, 60)
+    with pytest.raises(CorpusError, match=r"tales\.jsonl\.gz: the packed file is truncated"):
+        convert(source, tmp_path / "short")
+    assert not (tmp_path / "short").exists()
 
 
 def test_defaults_for_tiny_corpora():

@@ -201,6 +201,7 @@ stream = text.count_stream((f"star moon{i % 7}" for i in range(2_000)), text.tok
 chunks = [next(stream) for _ in range(5)]
 modules = pools[0].submit(eval, "set(__import__('sys').modules)").result()
 assert "smoothgrad_jax.text" in modules and not {"jax", "smoothgrad_jax.store"} & modules
+assert signal.SIGINT in pools[0].submit(signal.pthread_sigmask, signal.SIG_BLOCK, []).result()  # deaf to Ctrl-C
 os.kill(pools[0].submit(os.getpid).result(), signal.SIGKILL)
 chunks.extend(stream)
 assert len(pools) == 1 and len(chunks) > 20
