@@ -15,7 +15,7 @@ come to its end, the document frequencies decide; the spools are read again, and
 | counts                 | those of the source                           | all, or by these options if they are set |
 | counts, vocabulary     | those of the vocabulary, by the words' names  | all of the vocabulary                    |
 
-Memory: the words of one spool, about 150 bytes each; for the words of earlier spools 28 bytes each; the words that are
+Memory: the words of one spool, about 150 bytes each; for the words of earlier spools 70 bytes each; the words that are
 kept; and the chunks or the block of documents that are being counted. Nothing grows with the number of documents.
 """
 
@@ -36,11 +36,11 @@ import scipy.sparse
 from smoothgrad_jax import text
 from smoothgrad_jax.readers import CorpusError
 
-_SPOOL = 64 << 20  # bytes of a temporary file that stay in memory
+_SPOOL = 8 << 20  # bytes of a temporary file that stay in memory
 _WORDS = 1_000_000  # words in memory at a time
 _WHOLE = 1 << 32  # counts from here on are floats
 
-Progress = Callable[[int, int | None], None]
+OnProgress = Callable[[int, int | None], None]
 
 
 class Counted(NamedTuple):
@@ -78,7 +78,7 @@ def count(
     limits: dict[str, Any],
     vocabulary: list[str] | None = None,
     jobs: int | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
     folder: Any = None,
 ) -> Iterator[Counted]:
     """Count a source.
@@ -97,7 +97,7 @@ def count(
       A context with :class:`Counted`, whose blocks can be taken inside it.
 
     Raises:
-      CorpusError: There is no document, a count is not usable, or no word is left.
+      CorpusError: There is no document, or no word is left; or what the source itself says.
     """
     dropped = dict.fromkeys(("empty_documents", "documents_that_lost_all_words", "tokens_outside_vocabulary"), 0)
     watch = _Watch(progress)
@@ -130,14 +130,13 @@ def count(
             np.dtype("<u2" if num_words <= 1 << 16 else "<i4"),
             _type_for(known.largest[kept].max(initial=1)).newbyteorder("<"),
         )
+        names = None if known.words is None else zip(_lines(known.words), kept, strict=True)
         yield Counted(
             num_docs=watch.documents,
             num_words=num_words,
             num_entries=int(known.frequency[kept].sum()),
             num_tokens=num_tokens,
-            vocabulary=None
-            if known.words is None
-            else [w for w, k in zip(_lines(known.words), kept, strict=True) if k],
+            vocabulary=None if names is None else [word for word, keep in names if keep],
             types=types,
             limits=limits if choose else None,
             dropped=dropped,
@@ -164,10 +163,10 @@ class _Spool:
     def add(self, indptr, numbers, counts):
         """Documents that have a number once each, with positive counts."""
         if numbers.size:
-            room, kind = self.known.frequency.size, np.result_type(self.known.total, counts)
-            if numbers.max() >= room or kind != self.known.total.dtype:
-                room = max(room, 2 * int(numbers.max()) + 1) if numbers.max() >= room else room
-                frequency, total, largest = self.fit(room)
+            room, needed = self.known.frequency.size, int(numbers.max()) + 1
+            kind = np.result_type(self.known.total, counts)
+            if needed > room or kind != self.known.total.dtype:
+                frequency, total, largest = self.fit(room if needed <= room else max(2 * room, needed))
                 self.known = _Known(frequency, total.astype(kind), largest.astype(kind))
             np.add.at(self.known.frequency, numbers, 1)
             np.add.at(self.known.total, numbers, counts)
@@ -214,6 +213,7 @@ def _count_words(source, what, jobs, new_file, watch):
             if not spools or len(numbers) >= _WORDS:
                 if spools:
                     words.append(_sort(numbers, new_file()))
+                    spools[-1].known = _Known(*spools[-1].fit(len(numbers)))  # no room for more
                 spools.append(_Spool(new_file()))
                 numbers = defaultdict(itertools.count().__next__)
             number = np.fromiter(map(numbers.__getitem__, chunk.words), np.int32, len(chunk.words))

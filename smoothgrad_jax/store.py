@@ -31,7 +31,7 @@ import numpy as np
 
 from smoothgrad_jax import counting, text
 from smoothgrad_jax.corpus import Corpus
-from smoothgrad_jax.counting import Progress
+from smoothgrad_jax.counting import OnProgress
 from smoothgrad_jax.readers import CorpusError
 
 FORMAT, VERSION = "smoothgrad corpus", 1
@@ -72,7 +72,7 @@ def convert(
     stop_words: str | os.PathLike | Iterable[str] | None = "english",
     ngram_range: Sequence[int] = (1, 1),
     jobs: int | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> Stored:
     """Write a corpus to a folder, in bounded memory.
 
@@ -102,7 +102,8 @@ def convert(
 
     Raises:
       CorpusError: The source is not usable, no word is left, ``out`` exists, or it cannot be written. Nothing is left
-        behind then, nor by Ctrl-C; a killed process leaves ``OUT.partial-…``, which can be deleted.
+        behind then, nor by Ctrl-C, and a corpus that was to be overwritten is still there. A killed process leaves
+        ``OUT.partial-…``, which can be deleted.
       ValueError: An option is not usable.
     """
     out = Path(out)
@@ -129,7 +130,7 @@ def read(
     stop_words: str | os.PathLike | Iterable[str] | None = "english",
     ngram_range: Sequence[int] = (1, 1),
     jobs: int | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> Stored:
     """Read a corpus into memory: what :func:`convert` makes of it, without a folder.
 
@@ -357,16 +358,21 @@ def _replace(partial, out, manifest, overwrite):
         file.flush()
         os.fsync(file.fileno())
     _sync(partial)
-    if overwrite and os.path.lexists(out):
-        old = partial.with_name(partial.name.replace(".partial-", ".old-"))
-        out.rename(old)
+    if not (overwrite and os.path.lexists(out)):
         partial.rename(out)
+    else:
+        old = partial.with_name(partial.name.replace(".partial-", ".old-"))
+        try:
+            out.rename(old)
+            partial.rename(out)
+        except BaseException:
+            if not os.path.lexists(out):
+                old.rename(out)
+            raise
         if old.is_symlink():
             old.unlink()
         else:
-            shutil.rmtree(old)
-    else:
-        partial.rename(out)
+            shutil.rmtree(old, ignore_errors=True)
     _sync(out.parent)
 
 

@@ -108,10 +108,10 @@ def tokens(
         stop_words = "english" if stop_words == "english" else read_words(stop_words, "stop words")
     if stop_words is not None and stop_words != "english":
         stop_words = tuple(sorted(set(_check_words(stop_words, "stop_words"))))
-    shortest, longest = ngram_range
-    if not all(isinstance(n, Integral) for n in ngram_range) or not 1 <= shortest <= longest:
-        raise ValueError(f"ngram_range: expected 1 ≤ shortest ≤ longest, got {tuple(ngram_range)}")
-    result = Tokens(bool(lowercase), token_pattern, stop_words, (int(shortest), int(longest)))
+    lengths = tuple(ngram_range)
+    if len(lengths) != 2 or not all(isinstance(n, Integral) for n in lengths) or not 1 <= lengths[0] <= lengths[1]:
+        raise ValueError(f"ngram_range: expected (shortest, longest), 1 ≤ shortest ≤ longest; got {lengths}")
+    result = Tokens(bool(lowercase), token_pattern, stop_words, (int(lengths[0]), int(lengths[1])))
     _analyzer(result)
     return result
 

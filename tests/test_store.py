@@ -310,6 +310,18 @@ def test_an_existing_folder_is_safe(tmp_path):
         convert(Texts(["1"]), out, overwrite=True)
     assert open_folder(out).vocabulary == ["star"]
     assert convert(Texts(["moon"]), out, overwrite=True).vocabulary == ["moon"]
+    with pytest.MonkeyPatch.context() as patch:  # interrupted between the two names
+        rename = Path.rename
+
+        def interrupted(path, target):
+            if "partial" in path.name:
+                raise KeyboardInterrupt
+            return rename(path, target)
+
+        patch.setattr(Path, "rename", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            convert(Texts(["sun"]), out, overwrite=True)
+    assert open_folder(out, verify=True).vocabulary == ["moon"]
     other = tmp_path / "other"
     other.mkdir()
     (other / "thesis.txt").write_text("years of work")
