@@ -62,6 +62,7 @@ _LONGEST_RECORD = 2**24  # bytes of a line that is taken apart: its parts take m
 _WIDEST = 2**22  # different words of one document
 _MOST_WORDS = 2**31 - 1  # word ids are int32
 _MOST_COUNT = 1e30  # as much as a document may hold in all, in documents.py
+_LARGEST_VOCABULARY = 2**28  # characters
 _UNPACKING = 2**28  # bytes that xz may take for itself: level 9 takes a quarter of that
 _FIELDS = ("text", "body", "abstract", "content")  # where a record's text stands if nothing is said
 _MANIFEST = "smoothgrad corpus"
@@ -150,7 +151,7 @@ class Source(NamedTuple):
         return _some(self, _blocks(self))
 
 
-class Forced(TypedDict, total=False):
+class _Forced(TypedDict, total=False):
     """The argument of :func:`open_source` that has the name of a builtin."""
 
     format: str | None
@@ -164,7 +165,7 @@ def open_source(
     first_id: int | None = None,
     encoding: str = "utf-8",
     sort: bool = False,
-    **forced: Unpack[Forced],
+    **forced: Unpack[_Forced],
 ) -> Source:
     """Recognise files as one corpus, and read what stands at their head.
 
@@ -414,7 +415,7 @@ def _binary(path, line=None):
 
 def _parts(path, kind):
     """The files that a folder stands for in a given format."""
-    if kind in ("files", "folder") or not path.is_dir():
+    if kind in ("files", "folder") or not os.path.isdir(path):
         return [path]
     return _files(path)
 
@@ -436,7 +437,7 @@ def _files(folder):
 
 def _manifest(folder):
     path = folder / "manifest.json"
-    if not path.exists():
+    if not os.path.exists(path):
         raise _wrong(folder, "expected a converted corpus, got a folder without manifest.json")
     data = b"".join(itertools.islice(_unpacked(path, _LONGEST_RECORD), 1))
     try:
@@ -449,11 +450,7 @@ def _manifest(folder):
 
 
 def _recognise(path, field, encoding):
-    try:
-        is_folder = path.is_dir()
-    except OSError as error:
-        raise _wrong(path, f"cannot be read: {error.strerror}") from None
-    if is_folder:
+    if os.path.isdir(path):
         try:
             _manifest(path)
             return "folder"
@@ -560,7 +557,7 @@ def _texts(path, source):
     if source.format == "text":
         return (text for _, text in _lines(path, source.encoding, _LONGEST_TEXT) if text and not text.isspace())
     if source.format == "files":
-        files = _files(path) if path.is_dir() else [path]
+        files = _files(path) if os.path.isdir(path) else [path]
         return (_file_text(file, source.encoding) for file in files)
     if source.format == "jsonl":
         return _json_texts(path, source)
@@ -698,21 +695,20 @@ def _with_words(source, vocabulary):
     if vocabulary is None or vocabulary is False:
         return source._replace(num_words=declared)
     if isinstance(vocabulary, str | os.PathLike):
-        words, name = _vocabulary(Path(vocabulary), source.encoding, declared), vocabulary
+        (words, count), name = _vocabulary(Path(vocabulary), source.encoding, declared), vocabulary
     else:
         words, name = [str(word) for word in vocabulary], "the vocabulary"
+        count = len(words)
     if not words:
         raise _wrong(name, "expected one word a line, got none")
-    if declared is not None and len(words) != declared:
-        raise _wrong(name, f"expected V = {_number(declared, 'word')} for {source.paths[0]}, got {len(words):,}")
+    if declared is not None and count != declared:
+        raise _wrong(name, f"expected V = {_number(declared, 'word')} for {source.paths[0]}, got {count:,}")
     return source._replace(vocabulary=words, num_words=len(words))
 
 
 def _vocabulary(path, encoding, expected):
-    """The words of a file, one a line. No more are kept than a corpus may have."""
-    words, last, blank = [], 0, None
-    most = expected if expected is not None else _MOST_WORDS
-    total = 0
+    """The words of a file, one a line. If it is known how many there should be, no more are kept, only counted."""
+    words, count, length, blank = [], 0, 0, None
     for number, line in _lines(path, encoding, _LONGEST_RECORD):
         word = line.strip()
         if not word:
@@ -720,15 +716,12 @@ def _vocabulary(path, encoding, expected):
             continue
         if blank:
             raise _wrong(path, "expected a word, got a blank line", blank)
-        last, total = number, total + len(word)
-        if total > 2**28:
-            raise _wrong(path, f"expected a vocabulary, got more than {2**28:,} characters", number)
-        if number <= most:
+        count, length = count + 1, length + len(word)
+        if length > _LARGEST_VOCABULARY:
+            raise _wrong(path, f"expected words of at most {_LARGEST_VOCABULARY:,} characters in all, got more", number)
+        if expected is None or count <= expected:
             words.append(word)
-    if expected is not None and last > expected:
-        words += [""] * min(last - expected, 1)
-        raise _wrong(path, f"expected V = {_number(expected, 'word')}, got {last:,}")
-    return words
+    return words, count
 
 
 def _beside(paths):
@@ -737,7 +730,7 @@ def _beside(paths):
     name = re.sub(r"\.(gz|bz2|xz)$", "", path.name)
     known = [f"vocab.{name[8:]}"] if name.startswith("docword.") else ["vocab.txt", "vocabulary.txt"]
     for candidate in (path.with_name(name + packed) for name in known for packed in ("", ".gz", ".bz2", ".xz")):
-        if candidate.is_file() and candidate not in paths:
+        if os.path.isfile(candidate) and candidate not in paths:
             return candidate
     return None
 
@@ -1190,9 +1183,9 @@ def _pairs_slowly(path, first, piece, source, base, last):
             continue
         if pairs and not numbered and re.fullmatch(rb"qid:[0-9]+", pairs[0]):
             pairs = pairs[1:]
-        if not (label.isdigit() if numbered else _LABEL.fullmatch(label)):
+        if not (_NUMBER if numbered else _LABEL).fullmatch(label):
             raise _wrong(path, f"expected {expected}, got {_shown(text)}", line)
-        if numbered and (len(label) > 18 or int(label) != len(pairs)):
+        if numbered and float(label) != len(pairs):
             raise _wrong(path, f"expected as many pairs as the line says, {_shown(label)}; got {len(pairs)}", line)
         for pair in pairs:
             word, colon, count = pair.partition(b":")
@@ -1340,7 +1333,7 @@ def _compressed(path, archive, header, rows):
         raise _wrong(path, f"indptr.npy: expected 0 at first, got {before}")
     while first < rows:
         ends = indptr.take(min(rows - first, _BLOCK // 4)).astype(np.int64)
-        if np.diff(ends, prepend=before).min() < 0 or ends[-1] > entries:
+        if not _rises(ends, before) or ends[-1] > entries:
             raise _wrong(path, f"indptr.npy: expected numbers that rise to {entries}, got others")
         start = 0
         while start < len(ends):

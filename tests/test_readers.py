@@ -454,6 +454,7 @@ def test_truncated_and_damaged_npz(tmp_path):
         ({"indptr": [0, 2, 2]}, "indptr.npy: expected 3 at last, got 2"),
         ({"indptr": [1, 2, 3]}, "indptr.npy: expected 0 at first"),
         ({"indptr": [0, 2, 4]}, "indptr.npy: expected numbers that rise to 3"),
+        ({"indptr": [0, 2, -(2**63)]}, "indptr.npy: expected numbers that rise to 3"),
         ({"indices": [0, 3, 1]}, "expected a word from 0 to 2, got 0 to 3"),
         ({"indices": [0, -1, 1]}, "expected a word from 0 to 2, got -1 to 1"),
         ({"indices": [0, 1]}, r"indices.npy: expected 3 numbers, got \(2,\)"),
@@ -521,6 +522,12 @@ def test_what_is_not_there(tmp_path):
         open_source(empty, fromat="text")
     with pytest.raises(CorpusError, match="null: expected a regular file"):
         open_source("/dev/null")
+    for name in ("n" * 999, "docword." + "n" * 245, "nul\0"):
+        for kind in (None, "uci", "files", "folder", "npz"):
+            with pytest.raises(CorpusError, match=r"n: cannot be read|no such file|without manifest"):
+                consume(open_source(tmp_path / name, format=kind))
+    long = file(tmp_path, uci(matrix()), "docword." + "n" * 245)
+    assert open_source(long).vocabulary is None
 
 
 def test_a_converted_folder_is_named(tmp_path):
@@ -737,6 +744,7 @@ NUMBERS = st.text("0123456789 .:e+-\n\t\r#", max_size=60) | st.lists(
 @given(NUMBERS, st.sampled_from(["uci", "mm", "pattern", "ldac", "svmlight"]))
 @example("1 1 1\n1 1\n2 1 1 1\n", "uci")
 @example("1 1:2 :3\n", "ldac")
+@example("0.", "ldac")
 @settings(max_examples=200, **FUZZ)
 def test_a_piece_at_once_is_its_lines_one_by_one(folder, text, kind):
     """The quick parser and the careful one agree on what is read, and on what is wrong."""
@@ -753,7 +761,8 @@ def test_a_piece_at_once_is_its_lines_one_by_one(folder, text, kind):
         patch.setattr(readers, "_table", lambda *_: None)
         patch.setattr(readers, "_pairs_at_once", lambda *_: None)
         careful = outcome(path, format=kind)
-    if isinstance(quick, str) or isinstance(careful, str):
+    assert type(quick) is type(careful), (quick, careful)
+    if isinstance(quick, str):
         assert quick == careful
     else:
         assert_same(quick, careful)
