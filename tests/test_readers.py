@@ -472,6 +472,15 @@ def test_npz_that_is_no_table_of_counts(tmp_path, changes, message):
         joined(open_source(path))
 
 
+def test_npz_with_more_than_it_says(tmp_path):
+    path = tmp_path / "x.npz"
+    with zipfile.ZipFile(io.BytesIO(npz(matrix()))) as whole, zipfile.ZipFile(path, "w") as longer:
+        for name in whole.namelist():
+            longer.writestr(name, whole.read(name) + (b"more" if name == "data.npy" else b""))
+    with pytest.raises(CorpusError, match=r"x\.npz: data\.npy is longer than it says"):
+        joined(open_source(path))
+
+
 def test_binary_files(tmp_path):
     path = file(tmp_path, b"\x00\x01\x02" * 50)
     with pytest.raises(CorpusError, match="corpus: expected text or a known format, got a binary file"):
@@ -584,6 +593,17 @@ def test_a_packed_header_that_lies_takes_no_memory(tmp_path):
         tracemalloc.stop()
 
 
+def test_documents_that_leap(tmp_path, monkeypatch):
+    """A header that lies about everything is found out when a document lies far behind the one before."""
+    for name, value in (("_LOOK", 4), ("_PIECE", 16), ("_BLOCK", 4)):
+        monkeypatch.setattr(readers, name, value)
+    text = f"{10**18}\n9\n{10**18}\n" + "1 2 1\n1 1 1\n" * 9 + f"{10**17} 1 1\n" * 9
+    with pytest.raises(
+        CorpusError, match=r"corpus: expected the documents of a corpus, got at least 99,999,\S+ documents"
+    ):
+        joined(open_source(file(tmp_path, gzip.compress(text.encode()))))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -675,6 +695,7 @@ def test_long_lines_are_refused(tmp_path, monkeypatch):
         CorpusError, match=r"expected a record of at most 200 characters, got a longer one; is a quote open"
     ):
         consume(open_source(file(tmp_path, quoted), format="csv"))
+    assert consume(open_source(file(tmp_path, WRITTEN["csv"](TEXTS * 9)))) == TEXTS * 9
 
 
 def consume(source):
@@ -745,6 +766,7 @@ NUMBERS = st.text("0123456789 .:e+-\n\t\r#", max_size=60) | st.lists(
 @example("1 1 1\n1 1\n2 1 1 1\n", "uci")
 @example("1 1:2 :3\n", "ldac")
 @example("0.", "ldac")
+@example("1 1 99999999999999999999\n", "uci")
 @settings(max_examples=200, **FUZZ)
 def test_a_piece_at_once_is_its_lines_one_by_one(folder, text, kind):
     """The quick parser and the careful one agree on what is read, and on what is wrong."""
