@@ -62,6 +62,7 @@ _LONGEST_RECORD = 2**24  # bytes of a line that is taken apart: its parts take m
 _WIDEST = 2**22  # different words of one document
 _MOST_WORDS = 2**31 - 1  # word ids are int32
 _MOST_COUNT = 1e30  # as much as a document may hold in all, in documents.py
+_LARGEST_VOCABULARY = 2**28  # characters
 _UNPACKING = 2**28  # bytes that xz may take for itself: level 9 takes a quarter of that
 _FIELDS = ("text", "body", "abstract", "content")  # where a record's text stands if nothing is said
 _MANIFEST = "smoothgrad corpus"
@@ -150,7 +151,7 @@ class Source(NamedTuple):
         return _some(self, _blocks(self))
 
 
-class Forced(TypedDict, total=False):
+class _Forced(TypedDict, total=False):
     """The argument of :func:`open_source` that has the name of a builtin."""
 
     format: str | None
@@ -164,7 +165,7 @@ def open_source(
     first_id: int | None = None,
     encoding: str = "utf-8",
     sort: bool = False,
-    **forced: Unpack[Forced],
+    **forced: Unpack[_Forced],
 ) -> Source:
     """Recognise files as one corpus, and read what stands at their head.
 
@@ -246,7 +247,9 @@ def _wrong(path, what, line=None):
 
 
 def _number(count, noun):
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+    if count != 1:
+        noun = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{count:,} {noun}"
 
 
 def _some(source, documents):
@@ -275,8 +278,9 @@ def _check_encoding(encoding):
 # Bytes: unpacked, in UTF-8, in pieces that end with a line.
 
 
-def _unpacked(path, size=_PIECE):
+def _unpacked(path, size=None):
     """The bytes of a file, unpacked if it is packed, in pieces of at most ``size``."""
+    size = size or _PIECE
     try:
         if path.is_dir():
             raise _wrong(path, "expected a file, got a folder")
@@ -332,7 +336,7 @@ def _read_xz(file, size):
             decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_UNPACKING)
 
 
-def _utf8(path, encoding="utf-8", size=_PIECE):
+def _utf8(path, encoding="utf-8", size=None):
     """The bytes of a file in UTF-8, without a mark of the byte order. What is said to be UTF-8 is not checked."""
     pieces = _unpacked(path, size)
     if codecs.lookup(encoding).name not in ("utf-8", "utf-8-sig", "ascii"):
@@ -411,7 +415,7 @@ def _binary(path, line=None):
 
 def _parts(path, kind):
     """The files that a folder stands for in a given format."""
-    if kind in ("files", "folder") or not path.is_dir():
+    if kind in ("files", "folder") or not os.path.isdir(path):
         return [path]
     return _files(path)
 
@@ -433,7 +437,7 @@ def _files(folder):
 
 def _manifest(folder):
     path = folder / "manifest.json"
-    if not path.exists():
+    if not os.path.exists(path):
         raise _wrong(folder, "expected a converted corpus, got a folder without manifest.json")
     data = b"".join(itertools.islice(_unpacked(path, _LONGEST_RECORD), 1))
     try:
@@ -446,11 +450,7 @@ def _manifest(folder):
 
 
 def _recognise(path, field, encoding):
-    try:
-        is_folder = path.is_dir()
-    except OSError as error:
-        raise _wrong(path, f"cannot be read: {error.strerror}") from None
-    if is_folder:
+    if os.path.isdir(path):
         try:
             _manifest(path)
             return "folder"
@@ -557,7 +557,7 @@ def _texts(path, source):
     if source.format == "text":
         return (text for _, text in _lines(path, source.encoding, _LONGEST_TEXT) if text and not text.isspace())
     if source.format == "files":
-        files = _files(path) if path.is_dir() else [path]
+        files = _files(path) if os.path.isdir(path) else [path]
         return (_file_text(file, source.encoding) for file in files)
     if source.format == "jsonl":
         return _json_texts(path, source)
@@ -695,21 +695,20 @@ def _with_words(source, vocabulary):
     if vocabulary is None or vocabulary is False:
         return source._replace(num_words=declared)
     if isinstance(vocabulary, str | os.PathLike):
-        words, name = _vocabulary(Path(vocabulary), source.encoding, declared), vocabulary
+        (words, count), name = _vocabulary(Path(vocabulary), source.encoding, declared), vocabulary
     else:
         words, name = [str(word) for word in vocabulary], "the vocabulary"
+        count = len(words)
     if not words:
         raise _wrong(name, "expected one word a line, got none")
-    if declared is not None and len(words) != declared:
-        raise _wrong(name, f"expected V = {_number(declared, 'word')} for {source.paths[0]}, got {len(words):,}")
+    if declared is not None and count != declared:
+        raise _wrong(name, f"expected V = {_number(declared, 'word')} for {source.paths[0]}, got {count:,}")
     return source._replace(vocabulary=words, num_words=len(words))
 
 
 def _vocabulary(path, encoding, expected):
-    """The words of a file, one a line. No more are kept than a corpus may have."""
-    words, last, blank = [], 0, None
-    most = expected if expected is not None else _MOST_WORDS
-    total = 0
+    """The words of a file, one a line. If it is known how many there should be, no more are kept, only counted."""
+    words, count, length, blank = [], 0, 0, None
     for number, line in _lines(path, encoding, _LONGEST_RECORD):
         word = line.strip()
         if not word:
@@ -717,15 +716,12 @@ def _vocabulary(path, encoding, expected):
             continue
         if blank:
             raise _wrong(path, "expected a word, got a blank line", blank)
-        last, total = number, total + len(word)
-        if total > 2**28:
-            raise _wrong(path, f"expected a vocabulary, got more than {2**28:,} characters", number)
-        if number <= most:
+        count, length = count + 1, length + len(word)
+        if length > _LARGEST_VOCABULARY:
+            raise _wrong(path, f"expected words of at most {_LARGEST_VOCABULARY:,} characters in all, got more", number)
+        if expected is None or count <= expected:
             words.append(word)
-    if expected is not None and last > expected:
-        words += [""] * min(last - expected, 1)
-        raise _wrong(path, f"expected V = {_number(expected, 'word')}, got {last:,}")
-    return words
+    return words, count
 
 
 def _beside(paths):
@@ -734,7 +730,7 @@ def _beside(paths):
     name = re.sub(r"\.(gz|bz2|xz)$", "", path.name)
     known = [f"vocab.{name[8:]}"] if name.startswith("docword.") else ["vocab.txt", "vocabulary.txt"]
     for candidate in (path.with_name(name + packed) for name in known for packed in ("", ".gz", ".bz2", ".xz")):
-        if candidate.is_file() and candidate not in paths:
+        if os.path.isfile(candidate) and candidate not in paths:
             return candidate
     return None
 
@@ -786,7 +782,7 @@ def _check_header(path, header):
     if header.num_words > _MOST_WORDS or header.num_words > 2**24 + 100 * header.num_entries:
         what = f"{header.num_words:,} words for {_number(header.num_entries, 'entry')}"
     elif header.num_docs > 2**20 + 100 * header.num_entries:
-        what = f"{header.num_docs:,} documents for {header.num_entries:,} entries"
+        what = f"{header.num_docs:,} documents for {_number(header.num_entries, 'entry')}"
     else:
         return header
     raise _wrong(path, f"the header declares {what}: expected numbers of a corpus", header.lines or None)
@@ -811,7 +807,7 @@ def _mm_header(path):
     if words[2] != b"coordinate" or words[3] not in (b"integer", b"real", b"pattern") or words[4] != b"general":
         raise _wrong(path, f"can read only {expected}, got {_shown(first)}", 1)
     for number, line in lines:
-        if line.startswith(b"%") or not line.strip():
+        if line.lstrip()[:1] in (b"", b"%"):
             continue
         sizes = line.split()
         if len(sizes) != 3:
@@ -828,24 +824,33 @@ def _head_lines(path):
 
 
 def _whole(path, line, token, what):
-    if not token.isdigit() or len(token) > 18:
+    if not token.isdigit() or len(token) > 19:
         raise _wrong(path, f"expected the number of {what}, got {_shown(token)}", line)
     return int(token)
 
 
 def _tidied(piece, colon):
     """Lines whose tokens are followed by one separator each, and where those are; None if they cannot be had so."""
-    for tidy in (False, True):
-        if tidy:
-            lines = (b" ".join(line.split()) for line in piece.split(b"\n"))
-            piece = b"".join(line + b"\n" for line in lines if line)
-        else:
-            piece = piece.translate(_BLANKS).replace(b" \n", b"\n")
+    if any(blank in piece for blank in (b"\t", b"\r", b"\v", b"\f")):
+        piece = piece.translate(_BLANKS)
+    for tidy in (None, _without_ends, _without_blanks):
+        piece = tidy(piece) if tidy else piece
         data = np.frombuffer(piece, np.uint8)
         separators = np.flatnonzero((data <= 32) | (data == 58) if colon else data <= 32)
-        if not len(separators) or (separators[0] > 0 and np.diff(separators).min(initial=2) > 1):
+        if not len(separators) or (separators[0] > 0 and (separators[1:] - separators[:-1]).min(initial=2) > 1):
             return piece, separators, data[separators]
     return None
+
+
+def _without_ends(piece):
+    """Without the blank at the end of lines, which is common and quickly mended."""
+    return piece.replace(b" \n", b"\n")
+
+
+def _without_blanks(piece):
+    """With one blank between words, none elsewhere, and no blank lines."""
+    lines = (b" ".join(line.split()) for line in piece.split(b"\n"))
+    return b"".join(line + b"\n" for line in lines if line)
 
 
 def _numbers(piece):
@@ -883,29 +888,41 @@ def _id(path, line, token, what, first, last, hint):
 
 def _triplets(path, header, base, ordered):
     """Documents, words (from 0) and counts of the lines of uci and mm; checked, and that documents do not go back."""
-    last = np.array([base + header.num_docs - 1, base + header.num_words - 1, _MOST_COUNT])[: header.columns]
-    first = np.array([base, base, 0.0])[: header.columns]
+    ranges = ((base, base + header.num_docs - 1), (base, base + header.num_words - 1), (0, _MOST_COUNT))
     read, latest = 0, base
     for line, piece in _whole_lines(path, _LONGEST_RECORD, skip=header.lines):
         table = _table(piece, header.columns)
         if (
             table is None
-            or read + len(table) > header.num_entries
-            or (len(table) and not ((table.min(0) >= first) & (table.max(0) <= last)).all())
-            or (table.dtype == np.float64 and (table[:, :2] % 1).any())
-            or (ordered and len(table) and (table[0, 0] < latest or (np.diff(table[:, 0]) < 0).any()))
+            or read + len(table[0]) > header.num_entries
+            or not all(_within(column, *limits) for column, limits in zip(table, ranges, strict=False))
+            or not (_is_whole(table[0]) and _is_whole(table[1]))
+            or (ordered and not _rises(table[0], latest))
         ):
             table = _table_slowly(path, line, piece, header, base, read, latest if ordered else base)
-        if not len(table):
+        if not len(table[0]):
             continue
-        read, latest = read + len(table), table[-1, 0]
-        counts = table[:, 2].astype(np.float64) if header.columns == 3 else np.ones(len(table))
-        yield table[:, 0].astype(np.int64) - base, table[:, 1].astype(np.int64) - base, counts
+        read, latest = read + len(table[0]), int(table[0][-1])
+        counts = table[2].astype(np.float64) if header.columns == 3 else np.ones(len(table[0]))
+        yield table[0].astype(np.int64) - base, table[1].astype(np.int64) - base, counts
     if read != header.num_entries:
         raise _wrong(path, f"the header declares {_number(header.num_entries, 'entry')}, the file has {read:,}")
 
 
+def _within(numbers, first, last):
+    return not len(numbers) or bool(first <= numbers.min() and numbers.max() <= last)
+
+
+def _is_whole(numbers):
+    return numbers.dtype.kind == "i" or not (numbers % 1).any()
+
+
+def _rises(numbers, latest):
+    return not len(numbers) or (numbers[0] >= latest and not (numbers[1:] < numbers[:-1]).any())
+
+
 def _table(piece, columns):
+    """Columns of numbers; None if something in the piece is not as it should be."""
     tidied = _tidied(piece, colon=False)
     if tidied is None:
         return None
@@ -916,7 +933,7 @@ def _table(piece, columns):
     numbers = _numbers(piece)
     if numbers is None or (kinds[:, -1] != 10).any() or (kinds[:, :-1] != 32).any() or len(numbers) != kinds.size:
         return None
-    return numbers.reshape(-1, columns)
+    return [np.ascontiguousarray(numbers[place::columns]) for place in range(columns)]
 
 
 def _table_slowly(path, first, piece, header, base, read, latest):
@@ -939,7 +956,7 @@ def _table_slowly(path, first, piece, header, base, read, latest):
         latest = doc
         word = _id(path, line, tokens[1], "word", base, base + header.num_words - 1, hint)
         rows.append((doc, word, *(_count(path, line, token) for token in tokens[2:])))
-    return np.array(rows, np.float64).reshape(-1, header.columns)
+    return list(np.array(rows, np.float64).reshape(-1, header.columns).T)
 
 
 def _triplet_blocks(path, header, read, sort):
@@ -953,9 +970,9 @@ def _in_order(triplets):
     """Whether the first triplets come by document. If they come by word as well, they are taken to come by word."""
     seen, latest, word, words_in_order, docs_differ = 0, -1, -1, True, False
     for docs, words, _ in triplets:
-        if docs[0] < latest or (np.diff(docs) < 0).any():
+        if not _rises(docs, latest):
             return False
-        words_in_order = words_in_order and words[0] >= word and not (np.diff(words) < 0).any()
+        words_in_order = words_in_order and _rises(words, word)
         docs_differ = docs_differ or docs[-1] != docs[0] or latest not in (-1, docs[0])
         seen, latest, word = seen + len(docs), docs[-1], words[-1]
         if seen >= _LOOK:
@@ -1115,10 +1132,7 @@ def _pairs(path, source, base, last):
     """Number of pairs of each line; all ids; all counts. Ids are as in the file."""
     for line, piece in _whole_lines(path, _LONGEST_RECORD):
         parts = _pairs_at_once(piece, source.format == "ldac")
-        if parts is None or (
-            (len(parts[1]) and not (base <= parts[1].min() and parts[1].max() <= last))
-            or not (parts[2].min(initial=0) >= 0 and parts[2].max(initial=0) <= _MOST_COUNT)
-        ):
+        if parts is None or not (_within(parts[1], base, last) and _within(parts[2], 0, _MOST_COUNT)):
             parts = _pairs_slowly(path, line, piece, source, base, last)
         yield parts
 
@@ -1147,7 +1161,7 @@ def _pairs_at_once(piece, numbered):
         return None
     pairs = numbers[place > 0].reshape(-1, 2)
     if numbers.dtype == np.float64 and (
-        ~np.isfinite(pairs).all() or (pairs[:, 0] % 1).any() or pairs.max(initial=0) > _MOST_COUNT
+        not np.isfinite(pairs).all() or (pairs[:, 0] % 1).any() or pairs.max(initial=0) > _MOST_COUNT
     ):
         return None
     return lengths, pairs[:, 0].astype(np.int64), pairs[:, 1].astype(np.float64)
@@ -1169,9 +1183,9 @@ def _pairs_slowly(path, first, piece, source, base, last):
             continue
         if pairs and not numbered and re.fullmatch(rb"qid:[0-9]+", pairs[0]):
             pairs = pairs[1:]
-        if not (label.isdigit() if numbered else _LABEL.fullmatch(label)):
+        if not (_NUMBER if numbered else _LABEL).fullmatch(label):
             raise _wrong(path, f"expected {expected}, got {_shown(text)}", line)
-        if numbered and (len(label) > 18 or int(label) != len(pairs)):
+        if numbered and float(label) != len(pairs):
             raise _wrong(path, f"expected as many pairs as the line says, {_shown(label)}; got {len(pairs)}", line)
         for pair in pairs:
             word, colon, count = pair.partition(b":")
@@ -1319,7 +1333,7 @@ def _compressed(path, archive, header, rows):
         raise _wrong(path, f"indptr.npy: expected 0 at first, got {before}")
     while first < rows:
         ends = indptr.take(min(rows - first, _BLOCK // 4)).astype(np.int64)
-        if np.diff(ends, prepend=before).min() < 0 or ends[-1] > entries:
+        if not _rises(ends, before) or ends[-1] > entries:
             raise _wrong(path, f"indptr.npy: expected numbers that rise to {entries}, got others")
         start = 0
         while start < len(ends):
@@ -1360,7 +1374,7 @@ def _coo_triplets(path, archive, header, ordered):
     for start in range(0, header.num_entries, _BLOCK):
         number = min(_BLOCK, header.num_entries - start)
         docs, words, counts = _entries(path, header, *(member.take(number) for member in members))
-        if ordered and (docs[0] < latest or (np.diff(docs) < 0).any()):
+        if ordered and not _rises(docs, latest):
             raise _wrong(path, "expected documents in order; pass sort=True, or save the matrix as csr")
         latest = docs[-1]
         yield docs, words, counts
