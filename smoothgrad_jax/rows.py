@@ -29,9 +29,10 @@ With L = 1 this is SVI with the lazy updates of Vowpal Wabbit; with any L that d
 :func:`smoothgrad_jax.global_step`.
 """
 
+import itertools
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -328,7 +329,7 @@ def before(state: RowState, info: RowInfo, model: Model) -> RowState:
 
 
 def settle(state: RowState, model: Model, pool: ThreadPoolExecutor | None = None) -> RowState:
-    """Put into the rows' sums what still waits, without a step; :func:`params` needs it. The state is used up."""
+    """Put into the rows' sums what still waits, without a step. The state is used up."""
     if state.pending is None:  # then nothing is leaving either
         return state
     words = state.pending.words  # any of this shape will do, and the program is there already
@@ -336,13 +337,122 @@ def settle(state: RowState, model: Model, pool: ThreadPoolExecutor | None = None
     return _touch(state, model, nothing, pool)[0]
 
 
-def params(state: RowState, model: Model) -> np.ndarray:
-    """λ [V, K] after the last step, of a settled state, which stays as it is."""
+def params(state: RowState, model: Model, pool: ThreadPoolExecutor | None = None) -> np.ndarray:
+    """λ [V, K] after the last step; the state stays as it is.
+
+    Allocates a copy of the shards if something is pending: to look at a run must not change it.
+    """
+    if state.pending is not None:
+        copied = (tuple(map(_copy, each)) for each in (state.shards, state.stamps))
+        leaving = (slot._replace(values=tuple(tuple(map(_copy, each)) for each in slot.values)) for slot in state.leaving)
+        shards, stamps = copied
+        # The slots that stay are not needed, and the new one goes into a window of its own.
+        alone = state._replace(shards=shards, stamps=stamps, leaving=tuple(leaving), slots=deque())
+        state = settle(alone, model, pool)
     threads = len(state.shards)
     out = np.empty((state.num_words, state.num_topics), state.shards[0].dtype)
     for s, (shard, stamps) in enumerate(zip(state.shards, state.stamps, strict=True)):
         out[s::threads] = _whole(shard, stamps, _split(state.clock, out.dtype), model.eta[s])
     return out
+
+
+def export(state: RowState) -> tuple[dict[str, list[np.ndarray]], dict[str, Any]]:
+    """The state as arrays and as facts that JSON can hold; it stays as it is, pending statistics and all.
+
+    Nothing is copied on a CPU: the arrays are views. While one is held, the step that would write there copies first.
+
+    Returns:
+      ``(arrays, facts)``: each array in pieces, to be joined along the first axis; names without pieces are left out.
+    """
+    kept = (*state.leaving, *(state.slots or ()))
+    pending = state.pending
+    values = [each for slot in kept for each in slot.values]
+    arrays = {
+        "shards": state.shards,  # [V, 3, K], shard after shard
+        "stamps": state.stamps,  # [V, 4]
+        "totals": [total for total, _ in state.totals],  # [S, 3, K]
+        "total_stamps": [stamp for _, stamp in state.totals],  # [S, 4]
+        "slot_words": [slot.words.ravel() for slot in kept],  # [Σ S U]
+        "slot_used": [slot.num_used for slot in kept],  # [slots · S]
+        "slot_values": [each[0] for each in values],  # [Σ S U, K]
+        "slot_scales": [each[1] for each in values if len(each) > 1],  # [Σ S U]
+        "slot_totals": [np.asarray(slot.total)[None] for slot in kept],  # [slots, K]
+        "pending_words": [pending.words.ravel()] if pending else [],  # [S U]
+        "pending_used": [pending.num_used] if pending else [],  # [S]
+        "pending_sums": pending.sums if pending else [],  # [S S U, K padded]
+        "pending_totals": [np.asarray(total)[None] for total in pending.totals] if pending else [],  # [S, K]
+    }
+    facts = {
+        "threads": len(state.shards),
+        "num_words": state.num_words,
+        "last": list(state.last),
+        "clock": list(state.clock),
+        "step": state.step,
+        "count": state.count,
+        "infinite": state.slots is None,
+        "dtype": state.dtype.name,
+        "num_leaving": len(state.leaving),
+        "rooms": [slot.words.shape[1] for slot in kept],
+        "pending_room": pending.words.shape[1] if pending else None,
+        "pending_scale": pending.scale if pending else None,
+    }
+    return {name: [np.asarray(piece) for piece in pieces] for name, pieces in arrays.items() if len(pieces)}, facts
+
+
+def restore(arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> RowState:
+    """The state of which :func:`export` made these, its pieces joined; a run goes on from it to the same bits.
+
+    Allocates the state; of arrays that are memory-mapped, a piece at a time is read.
+    """
+    threads = facts["threads"]
+    if arrays["shards"].dtype == np.float64 and not jax.config.jax_enable_x64:
+        raise ValueError("this state is of a run in float64: go on under jax.enable_x64(True)")
+
+    def cut(name, sizes):
+        ends = np.cumsum([0, *sizes]).tolist()
+        return [_copy(arrays[name][a:b]) for a, b in itertools.pairwise(ends)]
+
+    def words(name, rooms):
+        ends = np.cumsum([0, *rooms]) * threads
+        return [np.array(arrays[name][a:b]).reshape(threads, -1) for a, b in itertools.pairwise(ends.tolist())]
+
+    lengths = [len(range(s, facts["num_words"], threads)) for s in range(threads)]
+    rooms, slots = facts["rooms"], []
+    if rooms:
+        each = [room for room in rooms for _ in range(threads)]
+        values = [(value,) for value in cut("slot_values", each)]
+        if "slot_scales" in arrays:
+            values = [(*value, scale) for value, scale in zip(values, cut("slot_scales", each), strict=True)]
+        used = np.array(arrays["slot_used"]).reshape(-1, threads)
+        values = [tuple(values[i * threads : (i + 1) * threads]) for i in range(len(rooms))]
+        slots = list(map(Slot, words("slot_words", rooms), used, values, map(_copy, arrays["slot_totals"])))
+    pending, room = None, facts["pending_room"]
+    if room is not None:
+        pending = Pending(
+            words=words("pending_words", [room])[0],
+            num_used=np.array(arrays["pending_used"]),
+            sums=tuple(cut("pending_sums", [threads * room] * threads)),
+            scale=facts["pending_scale"],
+            totals=tuple(map(_copy, arrays["pending_totals"])),
+        )
+    leaving = facts["num_leaving"]
+    return RowState(
+        shards=tuple(cut("shards", lengths)),
+        stamps=tuple(cut("stamps", lengths)),
+        totals=tuple(zip(cut("totals", [1] * threads), cut("total_stamps", [1] * threads), strict=True)),
+        last=tuple(facts["last"]),
+        clock=tuple(facts["clock"]),
+        step=facts["step"],
+        count=facts["count"],
+        slots=None if facts["infinite"] else deque(slots[leaving:]),
+        dtype=jnp.dtype(facts["dtype"]),
+        leaving=tuple(slots[:leaving]),
+        pending=pending,
+    )
+
+
+def _copy(array):
+    return jnp.array(np.asarray(array))  # jnp.array copies what numpy owns, without a program
 
 
 @jax.jit

@@ -19,7 +19,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -149,6 +149,7 @@ class Training:
         self._rho = _values("rho", rho, self._first, svi.check_rho)
         self._length = _values("window", window, self._first, engine.check_window)
         self._items = prefetch(engine.prepare, source.batches(self._first))
+        self._sampler = source.sampler
         self._documents, self._time, self._scored, self._done = 0, 0.0, False, False
         self._stop = threading.Event()
         self._driver = ThreadPoolExecutor(1, thread_name_prefix="fit")
@@ -198,7 +199,19 @@ class Training:
     @property
     def state(self) -> Any:
         """What :func:`fit` can go on from, until the next report of this run, or that run, uses it up."""
-        return self._engine.settled()
+        return self._engine.state()
+
+    def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The state as arrays and facts, from which :func:`resume` makes it again; the run is not touched.
+
+        Nothing is copied on a CPU: the arrays are views, and while one is held a step copies before it writes there.
+
+        Returns:
+          ``(arrays, facts)``: arrays by name, or lists of pieces of them to be joined along the first axis; and what
+          JSON can hold, among it ``"step"`` and ``"sampler"``, which says what documents come next.
+        """
+        arrays, facts = self._engine.export()
+        return arrays, facts | {"sampler": self._sampler}
 
     def _advance(self):
         """Steps until a report is due; None if there was nothing left to report."""
@@ -251,20 +264,33 @@ class Training:
         return min(shares)
 
 
+def resume(arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], like: Any = None) -> Any:
+    """The state of :meth:`Training.snapshot`, for :func:`fit` to go on from.
+
+    Args:
+      arrays, facts: As they came, the pieces joined.
+      like: A pytree with the structure of the parameters, for a model of one's own with more than one array.
+    """
+    if facts["engine"] == "rows":
+        return rows.restore(arrays, facts)
+    return svi.restore(arrays, facts, like)
+
+
 class _Source(NamedTuple):
-    """Minibatches from a step on, how large they are, and how many documents they stand for."""
+    """Minibatches from a step on, how large they are, how many documents they stand for, and how these are drawn."""
 
     num_docs: float
     num_words: int | None
     num_entries: float
     batches: Callable[[int], Iterator[Batch]]
     endless: bool
+    sampler: dict[str, Any] | None
 
 
 def _source(data, model, batch_size, key, replace):
     if not isinstance(data, Corpus) and (not isinstance(model, LDA) or _are_batches(data)):
         num_docs = float(model.num_docs) if isinstance(model, LDA) else math.nan
-        return _Source(num_docs, None, math.inf, lambda _: iter(data), endless=False)
+        return _Source(num_docs, None, math.inf, lambda _: iter(data), endless=False, sampler=None)
     corpus = Corpus.of(data)
     if key is None:
         raise ValueError("give a key, by which the documents of each minibatch are drawn: key=jax.random.key(0)")
@@ -276,7 +302,8 @@ def _source(data, model, batch_size, key, replace):
             yield corpus.pack(draw(seed, step, corpus.num_docs, size, replace), layout)
 
     num_entries = size * float(corpus.indptr[-1] - corpus.indptr[0]) / corpus.num_docs
-    return _Source(corpus.num_docs, corpus.num_words, num_entries, batches, endless=True)
+    sampler = {"seed": list(seed), "num_docs": corpus.num_docs, "batch_size": size, "replace": bool(replace)}
+    return _Source(corpus.num_docs, corpus.num_words, num_entries, batches, endless=True, sampler=sampler)
 
 
 def _are_batches(data):
@@ -314,6 +341,7 @@ def _values(name, value, first, check):
             values = np.asarray(jax.vmap(lambda step: jnp.asarray(value(step), float))(steps))
         except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError):
             values = np.array([value(step) for step in range(start, start + _AHEAD)], float)  # plain Python
+        values = values[max(first - start, 0) :]
         check(values)
         return values.tolist()
 
@@ -322,11 +350,13 @@ def _values(name, value, first, check):
             raise ValueError(f"{name} must be a number or a schedule of the step number, got {value}")
         check(value)
         return itertools.repeat(float(value))
-    return itertools.chain(chunk(first), _more(chunk, first))
+    # Always in the same portions, so that a run that goes on computes what the whole run would have.
+    begin = first // _AHEAD * _AHEAD
+    return itertools.chain(chunk(begin), _more(chunk, begin))
 
 
-def _more(chunk, first):
-    for start in itertools.count(first + _AHEAD, _AHEAD):
+def _more(chunk, begin):
+    for start in itertools.count(begin + _AHEAD, _AHEAD):
         yield from chunk(start)
 
 
@@ -448,13 +478,16 @@ class _Rows:
         self._check(self._info)
         self._info = None
 
-    def settled(self):
+    def state(self):
         self.wait()
-        self._state = rows.settle(self._state, self._model, self._pool)
         return self._state
 
+    def export(self):
+        arrays, facts = rows.export(self.state())
+        return arrays, facts | {"engine": "rows"}
+
     def params(self):
-        return rows.params(self.settled(), self._model)
+        return rows.params(self.state(), self._model, self._pool)
 
 
 class _Dense:
@@ -491,8 +524,12 @@ class _Dense:
     def wait(self):
         jax.block_until_ready(self._state)
 
-    def settled(self):
+    def state(self):
         return self._state
+
+    def export(self):
+        arrays, facts = svi.export(self._state)
+        return arrays, facts | {"engine": "svi"}
 
     def params(self):
         return jax.tree.map(jnp.array, self._state.params)  # a copy: the next step gives the state away
