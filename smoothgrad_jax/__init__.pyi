@@ -18,6 +18,13 @@ from smoothgrad_jax.lda import local_step as local_step
 from smoothgrad_jax.lda import log_predictive as log_predictive
 from smoothgrad_jax.lda import split_documents as split_documents
 from smoothgrad_jax.lda import topics as topics
+from smoothgrad_jax.saved import Checkpoint as Checkpoint
+from smoothgrad_jax.saved import Checkpoints as Checkpoints
+from smoothgrad_jax.saved import LoadError as LoadError
+from smoothgrad_jax.saved import SavedModel as SavedModel
+from smoothgrad_jax.saved import SaveError as SaveError
+from smoothgrad_jax.saved import load_model as load_model
+from smoothgrad_jax.saved import save_model as save_model
 from smoothgrad_jax.svi import SVIState as SVIState
 from smoothgrad_jax.svi import global_step as global_step
 from smoothgrad_jax.svi import init as init

@@ -344,7 +344,9 @@ def params(state: RowState, model: Model, pool: ThreadPoolExecutor | None = None
     """
     if state.pending is not None:
         copied = (tuple(map(_copy, each)) for each in (state.shards, state.stamps))
-        leaving = (slot._replace(values=tuple(tuple(map(_copy, each)) for each in slot.values)) for slot in state.leaving)
+        leaving = (
+            slot._replace(values=tuple(tuple(map(_copy, each)) for each in slot.values)) for slot in state.leaving
+        )
         shards, stamps = copied
         # The slots that stay are not needed, and the new one goes into a window of its own.
         alone = state._replace(shards=shards, stamps=stamps, leaving=tuple(leaving), slots=deque())
