@@ -152,7 +152,8 @@ class SavedModel(NamedTuple):
 
         Args:
           corpus: The documents that sizes of topics and words are counted from.
-          **options: Of ``pyLDAvis.prepare``.
+          **options: Of ``pyLDAvis.prepare``. By default ``mds`` is what its default would be, without complex numbers:
+            pyLDAvis 3.4 stumbles over those that NumPy 2.5 gives it.
 
         Raises:
           ImportError: If pyLDAvis is not installed.
@@ -161,7 +162,7 @@ class SavedModel(NamedTuple):
             import pyLDAvis
         except ImportError as error:
             raise ImportError("to_pyldavis needs pyLDAvis: pip install pyLDAvis") from error
-        return pyLDAvis.prepare(**self.pyldavis_inputs(corpus), **options)
+        return pyLDAvis.prepare(**self.pyldavis_inputs(corpus), **{"mds": _plane} | options)
 
 
 def save_model(path: str | os.PathLike, model: SavedModel) -> None:
@@ -407,6 +408,16 @@ def fingerprint(corpus: Any) -> str:
         crc = zlib.crc32(np.asarray(corpus.indices[part], np.int64), crc)
         crc = zlib.crc32(np.asarray(corpus.data[part], np.float64), crc)
     return f"{len(corpus.indptr) - 1}x{corpus.num_words}-{crc:08x}"
+
+
+def _plane(topics):
+    """Points [K, 2] for topics [K, V]: principal coordinates of their Jensen–Shannon divergences."""
+    from scipy.spatial.distance import pdist, squareform
+
+    distances = squareform(pdist(topics, "jensenshannon") ** 2)
+    centre = np.eye(len(topics)) - 1 / len(topics)
+    values, vectors = np.linalg.eigh(-centre @ distances**2 @ centre / 2)
+    return vectors[:, :-3:-1] * np.sqrt(np.maximum(values[:-3:-1], 0))
 
 
 def _checked(model):

@@ -26,7 +26,7 @@ ROOMS = {
     "corpus": {"jax", "numpy", "documents"},
     "rows": {"jax", "numpy", "documents", "lda", "window"},
     "training": {"jax", "numpy", "corpus", "documents", "lda", "rows", "svi", "window"},
-    "saved": {"jax", "numpy", "pyLDAvis", "corpus", "lda", "training"},
+    "saved": {"jax", "numpy", "scipy", "pyLDAvis", "corpus", "lda", "training"},
 }
 
 

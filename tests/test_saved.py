@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import killed
 import mixture
 import numpy as np
+import oracle
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -31,8 +32,6 @@ from smoothgrad_jax import (
     Corpus,
     fit,
     init_topics,
-    local_step,
-    pack,
     phase_out,
     robbins_monro,
     rows,
@@ -592,7 +591,8 @@ def test_documents_by_a_saved_model(X, monkeypatch):
     model = SavedModel(lam, 0.3, 0.2, D, None, {}, [])
     X[17] = 0
     theta = model.transform(X, batch_size=50)  # 120 documents: the last batch is filled up
-    expected = local_step(LDA(0.3, 0.2, D), lam, pack(X))[1].gamma
+    documents = [(np.flatnonzero(x), x[x > 0]) for x in X]
+    _, expected = oracle.local_step(0.3, lam.astype(np.float64), documents, D)
     np.testing.assert_allclose(theta, expected / expected.sum(1, keepdims=True), rtol=1e-3)
     np.testing.assert_allclose(theta[17], 1 / K)
     corpus = Corpus.of(X).part(10, 60)
@@ -607,6 +607,10 @@ def test_documents_by_a_saved_model(X, monkeypatch):
         np.testing.assert_allclose(asked[name].sum(1), 1, rtol=1e-9)
     assert len(asked["vocab"]) == V
     assert asked["mds"] == "mmds"
+    # Three topics without a word in common are equally far from each other.
+    points = saved._plane(np.eye(3))
+    sides = np.linalg.norm(points - np.roll(points, 1, axis=0), axis=1)
+    np.testing.assert_allclose(sides, np.log(2))
     monkeypatch.setitem(sys.modules, "pyLDAvis", None)
     with pytest.raises(ImportError, match="pip install pyLDAvis"):
         model.to_pyldavis(corpus)
