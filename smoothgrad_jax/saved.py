@@ -586,8 +586,10 @@ def _saving(path, consolation) -> Iterator[None]:
 
 
 def _make(folder):
+    """A folder, and those it is in, durably."""
     if not folder.is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
+        _make(folder.parent)
+        folder.mkdir()
         _sync(folder.parent)
 
 
