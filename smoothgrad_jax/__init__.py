@@ -13,6 +13,7 @@ _ROOMS = {
     "diagnostics": ("averaged_step", "bias_variance", "count_negative"),
     "documents": ("Batch", "pack"),
     "lda": ("LDA", "LocalInfo", "elbo", "init_topics", "local_step", "log_predictive", "split_documents", "topics"),
+    "report": ("Excerpt", "typical_documents", "write_report"),
     "svi": ("SVIState", "global_step", "init", "phase_out", "robbins_monro", "run", "sweep"),
     "training": ("NotFiniteError", "Progress", "Training", "fit"),
     "transform": ("natural_gradient", "smoothed_svi", "window_mean"),

@@ -18,6 +18,9 @@ from smoothgrad_jax.lda import local_step as local_step
 from smoothgrad_jax.lda import log_predictive as log_predictive
 from smoothgrad_jax.lda import split_documents as split_documents
 from smoothgrad_jax.lda import topics as topics
+from smoothgrad_jax.report import Excerpt as Excerpt
+from smoothgrad_jax.report import typical_documents as typical_documents
+from smoothgrad_jax.report import write_report as write_report
 from smoothgrad_jax.svi import SVIState as SVIState
 from smoothgrad_jax.svi import global_step as global_step
 from smoothgrad_jax.svi import init as init

@@ -26,6 +26,7 @@ ROOMS = {
     "corpus": {"jax", "numpy", "documents"},
     "rows": {"jax", "numpy", "documents", "lda", "window"},
     "training": {"jax", "numpy", "corpus", "documents", "lda", "rows", "svi", "window"},
+    "report": {"numpy", "scipy"},
 }
 
 
