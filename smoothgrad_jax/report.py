@@ -348,12 +348,16 @@ def _homes(lam, sums, prevalence, marginal, words):
 def _curve(history):
     """[passes, score, step or None] for what was scored; thinned if there is much of it."""
     points = [
-        [_short(entry["passes"]), float(f"{entry['score']:.6g}"), entry.get("step")]
+        [_short(entry["passes"]), float(f"{entry['score']:.6g}"), _step(entry.get("step"))]
         for entry in history or []
         if all(entry.get(name) is not None and math.isfinite(entry[name]) for name in ("passes", "score"))
     ]
     keep = np.unique(np.linspace(0, len(points) - 1, min(len(points), _POINTS)).round().astype(int)).tolist()
     return [points[i] for i in keep]
+
+
+def _step(number):
+    return None if number is None else int(number)
 
 
 def _settings(model, V, K):
@@ -390,6 +394,9 @@ def _excerpts(documents, K):
     for k, some in (documents or {}).items():
         if not 0 <= k < K:
             raise ValueError(f"documents: expected topics from 0 to {K - 1}; got {k}")
+        for share, *_ in some:
+            if not 0 <= share <= 1:
+                raise ValueError(f"documents of topic {k}: expected a share between 0 and 1; got {share}")
         excerpts[str(int(k))] = [
             [_short(share), _cut(str(title), _LONGEST_WORD), _cut(str(text), _LONGEST_TEXT)]
             for share, text, title in (Excerpt(*entry) for entry in some)

@@ -45,7 +45,7 @@ def a_model(V=200, K=5, seed=0, **changes):
         "num_docs": 1234,
         "vocabulary": [f"word{i}" for i in range(V)],
         "settings": {"window": math.inf, "seed": 7, "rho": "(10 + t)^−0.7"},
-        "history": [{"step": 10 * t, "passes": t / 4, "score": -8 + t / 40, "rate": 1e4} for t in range(1, 20)],
+        "history": [{"step": t, "passes": t / 4, "score": -8 + t / 40} for t in np.arange(1, 20)],
         "prevalence": None,
         "word_counts": None,
     }
@@ -324,6 +324,8 @@ def test_parts_that_do_not_fit(tmp_path, changes, message):
 def test_other_doors(tmp_path):
     with pytest.raises(ValueError, match="documents: expected topics from 0 to 4; got 5"):
         write_report(tmp_path / "r.html", a_model(), documents={5: []})
+    with pytest.raises(ValueError, match="topic 1: expected a share between 0 and 1; got nan"):
+        write_report(tmp_path / "r.html", a_model(), documents={1: [(math.nan, "text")]})
     with pytest.raises(FileNotFoundError, match="nowhere: expected a folder to write"):
         write_report(tmp_path / "nowhere" / "r.html", a_model())
     with pytest.raises(IsADirectoryError, match="expected a file to write; got a folder"):
@@ -629,4 +631,12 @@ def test_models_of_any_size(browser, tmp_path, V, K, changes):
     assert page.find("#held-out").is_displayed() == bool(model.history)
     page.press("j", "j", "k")
     assert page.topic == np.argsort(-model.lam.sum(0), kind="stable")[min(1, K - 1) if K > 2 else 0]
+    # Areas are prevalences; the largest circles are drawn first.
+    radii = page.run("return [...document.querySelectorAll('#map circle')].map((c) => c.r.baseVal.value)")
+    areas, prevalence = np.square(radii), np.sort(model.lam.sum(0))[::-1]
+    np.testing.assert_allclose(areas / areas.sum(), prevalence / prevalence.sum(), rtol=0.01)
+    page.check()
+    page.resize(1400, 700)
+    assert page.run("return sort.clientHeight") > 20
+    assert page.run("return list.clientHeight") < 700
     page.check()
