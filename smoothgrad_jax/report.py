@@ -254,6 +254,7 @@ def _content(model, documents, title):
         raise ValueError(f"vocabulary: expected {V} words, as lam has rows; got {len(vocabulary)}")
     prevalence = _weights("prevalence", model.prevalence, K, sums)
     prevalence = prevalence / prevalence.sum()
+    excerpts = _excerpts(documents, K)
 
     marginal = _by_rows(lam, lambda rows: rows @ (prevalence / sums))
     counted = model.word_counts is not None
@@ -270,7 +271,6 @@ def _content(model, documents, title):
         "title": title,
         "num_words": V,
         "num_docs": None if D is None else int(D),
-        "num_tokens": _short(counts.sum()),
         "counted": counted,
         "positions": _POSITIONS,
         "words": [str(w) if vocabulary is None else _cut(str(vocabulary[w]), _LONGEST_WORD) for w in shown.tolist()],
@@ -284,7 +284,7 @@ def _content(model, documents, title):
         "held": _short(held),
         "curve": _curve(model.history),
         "settings": _settings(model, V, K),
-        "documents": _excerpts(documents, K),
+        "documents": excerpts,
     }
 
 
