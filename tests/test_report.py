@@ -634,6 +634,7 @@ def test_models_of_any_size(browser, tmp_path, V, K, changes):
     order = np.argsort(-prevalence, kind="stable").tolist()
     for k in order[:3]:
         assert page.topic == k
+        assert page.texts("#words .bar .all:not(.beyond)"), "all bars run out of the picture"
         page.check()
         page.press("j")
     # Areas are prevalences; the largest circles are drawn first.
