@@ -12,13 +12,17 @@ _ROOMS = {
     "corpus": ("Corpus", "prefetch", "sample"),
     "diagnostics": ("averaged_step", "bias_variance", "count_negative"),
     "documents": ("Batch", "pack"),
+    "estimator": ("SmoothedLDA",),
     "lda": ("LDA", "LocalInfo", "elbo", "init_topics", "local_step", "log_predictive", "split_documents", "topics"),
+    "readers": ("CorpusError", "Source", "open_source", "recognise"),
+    "saved": ("Checkpoint", "Checkpoints", "LoadError", "SaveError", "SavedModel", "load_model", "save_model"),
+    "report": ("Excerpt", "typical_documents", "write_report"),
     "svi": ("SVIState", "global_step", "init", "phase_out", "robbins_monro", "run", "sweep"),
     "training": ("NotFiniteError", "Progress", "Training", "fit"),
     "transform": ("natural_gradient", "smoothed_svi", "window_mean"),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
-_OPEN = ("diagnostics", "dirichlet", "window")  # rooms that are used by their own name
+_OPEN = ("diagnostics", "dirichlet", "store", "text", "window")  # rooms that are used by their own name
 
 __all__ = sorted([*_HOME, *_OPEN], key=lambda name: (name != name.upper(), name[0].islower(), name))
 

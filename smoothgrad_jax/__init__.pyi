@@ -1,6 +1,8 @@
 # What the names are that __init__.py imports when they are first used, for editors and type checkers.
 from smoothgrad_jax import diagnostics as diagnostics
 from smoothgrad_jax import dirichlet as dirichlet
+from smoothgrad_jax import store as store
+from smoothgrad_jax import text as text
 from smoothgrad_jax import window as window
 from smoothgrad_jax.corpus import Corpus as Corpus
 from smoothgrad_jax.corpus import prefetch as prefetch
@@ -10,6 +12,7 @@ from smoothgrad_jax.diagnostics import bias_variance as bias_variance
 from smoothgrad_jax.diagnostics import count_negative as count_negative
 from smoothgrad_jax.documents import Batch as Batch
 from smoothgrad_jax.documents import pack as pack
+from smoothgrad_jax.estimator import SmoothedLDA as SmoothedLDA
 from smoothgrad_jax.lda import LDA as LDA
 from smoothgrad_jax.lda import LocalInfo as LocalInfo
 from smoothgrad_jax.lda import elbo as elbo
@@ -18,6 +21,20 @@ from smoothgrad_jax.lda import local_step as local_step
 from smoothgrad_jax.lda import log_predictive as log_predictive
 from smoothgrad_jax.lda import split_documents as split_documents
 from smoothgrad_jax.lda import topics as topics
+from smoothgrad_jax.readers import CorpusError as CorpusError
+from smoothgrad_jax.readers import Source as Source
+from smoothgrad_jax.readers import open_source as open_source
+from smoothgrad_jax.readers import recognise as recognise
+from smoothgrad_jax.report import Excerpt as Excerpt
+from smoothgrad_jax.report import typical_documents as typical_documents
+from smoothgrad_jax.report import write_report as write_report
+from smoothgrad_jax.saved import Checkpoint as Checkpoint
+from smoothgrad_jax.saved import Checkpoints as Checkpoints
+from smoothgrad_jax.saved import LoadError as LoadError
+from smoothgrad_jax.saved import SavedModel as SavedModel
+from smoothgrad_jax.saved import SaveError as SaveError
+from smoothgrad_jax.saved import load_model as load_model
+from smoothgrad_jax.saved import save_model as save_model
 from smoothgrad_jax.svi import SVIState as SVIState
 from smoothgrad_jax.svi import global_step as global_step
 from smoothgrad_jax.svi import init as init

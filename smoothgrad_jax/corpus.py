@@ -120,6 +120,11 @@ def sample(key: jax.Array, step: int, num_docs: int, batch_size: int, *, replace
     return draw(seed_of(key), step, num_docs, batch_size, replace)
 
 
+def default_batch_size(num_docs: int) -> int:
+    """B where nothing is said: a 32nd of the documents, between 32 and 256; see ``experiments/defaults.py``."""
+    return min(max(int(num_docs) // 32, 32), 256)
+
+
 def seed_of(key: jax.Array) -> tuple[int, ...]:
     """A key as numbers, which a thread can draw from without jax."""
     return tuple(np.asarray(jax.random.key_data(key)).ravel().tolist())

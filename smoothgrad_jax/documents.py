@@ -107,14 +107,21 @@ def pack(X: Any, rows: Any = None, *, num_words: int | None = None) -> Batch:
     table = as_table(X, num_words)
     rows = check_rows(np.arange(table.shape[0]) if rows is None else rows, table.shape[0])
     lengths = _lengths(table, rows)
-    widths = tuple(_widths(np.diff(table.indptr)))
-    layout = Layout(widths, _power_of_two(int(lengths.sum(-1).max()) + (widths[-1] if widths else 1)), 0)
+    layout = ladder_layout(np.diff(table.indptr), int(lengths.sum(-1).max()))
     batches = [pack_rows(table, each, layout) for each in np.atleast_2d(rows)]
     room = _power_of_two(max(batch.vocabulary.size for batch in batches))
     batches = [each._replace(vocabulary=np.resize(each.vocabulary, room)) for each in batches]
     for each in batches:
         each.vocabulary[each.num_used :] = 0
     return batches[0] if rows.ndim == 1 else _stack(batches)
+
+
+def ladder_layout(lengths: np.ndarray, num_entries: int, num_used: int = 0) -> Layout:
+    """A layout with every tile width from the shortest document's to the longest's, so that the tile of a document
+    follows from its own length; and room for that many entries and, at most, different words."""
+    widths = tuple(_widths(lengths))
+    room = _power_of_two(num_entries + (widths[-1] if widths else 1))
+    return Layout(widths, room, min(num_used, room))
 
 
 def check_rows(rows: Any, num_docs: int) -> np.ndarray:

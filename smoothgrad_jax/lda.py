@@ -168,7 +168,7 @@ def topics(lam: jax.Array) -> jax.Array:
 
 @jax.jit
 def _local_step(model, lam, batch, tol, max_iter):
-    table, _ = _topic_table(lam, batch)
+    table, _ = topic_table(lam, batch)
     stats, info = fit_documents(_alpha(model, lam), table, batch, tol, max_iter)
     # Ŝ_wk = (D/B) Σ_d n_dw φ_dwk, 0 for words that the batch does not have
     scale = model.num_docs / batch.size
@@ -177,7 +177,7 @@ def _local_step(model, lam, batch, tol, max_iter):
 
 @jax.jit
 def _elbo(model, lam, batch, tol, max_iter):
-    table, log_scale = _topic_table(lam, batch)
+    table, log_scale = topic_table(lam, batch)
     _, info = fit_documents(_alpha(model, lam), table, batch, tol, max_iter)
 
     def visit(total, row, words, counts):
@@ -196,7 +196,7 @@ def _elbo(model, lam, batch, tol, max_iter):
 
 @jax.jit
 def _log_predictive(model, lam, observed, held_out, tol, max_iter):
-    table, _ = _topic_table(lam, observed)
+    table, _ = topic_table(lam, observed)
     _, info = fit_documents(_alpha(model, lam), table, observed, tol, max_iter)
     theta = info.gamma / info.gamma.sum(1, keepdims=True)
     beta = lam[held_out.vocabulary] / lam.sum(0, keepdims=True)
@@ -319,8 +319,8 @@ def scaled_topics(rows: jax.Array, total: jax.Array) -> tuple[jax.Array, jax.Arr
     return _pad(scaled / peak), (largest + shift + jnp.log(peak))[:, 0]
 
 
-def _topic_table(lam, batch):
-    """β̃ [U, K padded] of the words in the batch and the log of its scale [U].
+def topic_table(lam: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """β̃ [U, K padded] of the words in the batch and the log of its scale [U]; not compiled by itself.
 
     Computed in blocks that stay in the cache, and only as many as the batch has words.
     """

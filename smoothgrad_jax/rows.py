@@ -29,9 +29,11 @@ With L = 1 this is SVI with the lazy updates of Vowpal Wabbit; with any L that d
 :func:`smoothgrad_jax.global_step`.
 """
 
+import itertools
 import math
+import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -45,10 +47,11 @@ from smoothgrad_jax import lda
 from smoothgrad_jax.documents import Batch, Group
 from smoothgrad_jax.window import Warmup
 
+_MOST_THREADS = 8
 _BLOCK = 64  # rows at a time: what is computed from them stays in the first cache
 _NOWHERE = 1 << 30  # a row beyond every shard: reading there is clipped, writing is dropped
 _CODE_BIAS = (127 << 3) - 255  # the code 255 is 1.0: exponent 127 and mantissa 0, in the 11 upper bits of a float
-_ALONE = {"xla_disable_hlo_passes": "cpu-parallel-task-assigner"}  # a program stays on the thread that runs it
+ALONE = {"xla_disable_hlo_passes": "cpu-parallel-task-assigner"}  # a program stays on the thread that runs it
 
 
 class Share(NamedTuple):
@@ -328,7 +331,7 @@ def before(state: RowState, info: RowInfo, model: Model) -> RowState:
 
 
 def settle(state: RowState, model: Model, pool: ThreadPoolExecutor | None = None) -> RowState:
-    """Put into the rows' sums what still waits, without a step; :func:`params` needs it. The state is used up."""
+    """Put into the rows' sums what still waits, without a step. The state is used up."""
     if state.pending is None:  # then nothing is leaving either
         return state
     words = state.pending.words  # any of this shape will do, and the program is there already
@@ -336,8 +339,20 @@ def settle(state: RowState, model: Model, pool: ThreadPoolExecutor | None = None
     return _touch(state, model, nothing, pool)[0]
 
 
-def params(state: RowState, model: Model) -> np.ndarray:
-    """λ [V, K] after the last step, of a settled state, which stays as it is."""
+def params(state: RowState, model: Model, pool: ThreadPoolExecutor | None = None) -> np.ndarray:
+    """λ [V, K] after the last step; the state stays as it is.
+
+    Allocates a copy of the shards if something is pending: to look at a run must not change it.
+    """
+    if state.pending is not None:
+        copied = (tuple(map(_copy, each)) for each in (state.shards, state.stamps))
+        leaving = (
+            slot._replace(values=tuple(tuple(map(_copy, each)) for each in slot.values)) for slot in state.leaving
+        )
+        shards, stamps = copied
+        # The slots that stay are not needed, and the new one goes into a window of its own.
+        alone = state._replace(shards=shards, stamps=stamps, leaving=tuple(leaving), slots=deque())
+        state = settle(alone, model, pool)
     threads = len(state.shards)
     out = np.empty((state.num_words, state.num_topics), state.shards[0].dtype)
     for s, (shard, stamps) in enumerate(zip(state.shards, state.stamps, strict=True)):
@@ -345,9 +360,131 @@ def params(state: RowState, model: Model) -> np.ndarray:
     return out
 
 
+def export(state: RowState) -> tuple[dict[str, list[np.ndarray]], dict[str, Any]]:
+    """The state as arrays and as facts that JSON can hold; it stays as it is, pending statistics and all.
+
+    Nothing is copied on a CPU: the arrays are views. While one is held, the step that would write there copies first.
+
+    Returns:
+      ``(arrays, facts)``: each array in pieces, to be joined along the first axis; names without pieces are left out.
+    """
+    kept = (*state.leaving, *(state.slots or ()))
+    pending = state.pending
+    values = [each for slot in kept for each in slot.values]
+    arrays = {
+        "shards": state.shards,  # [V, 3, K], shard after shard
+        "stamps": state.stamps,  # [V, 4]
+        "totals": [total for total, _ in state.totals],  # [S, 3, K]
+        "total_stamps": [stamp for _, stamp in state.totals],  # [S, 4]
+        "slot_words": [slot.words.ravel() for slot in kept],  # [Σ S U]
+        "slot_used": [slot.num_used for slot in kept],  # [slots · S]
+        "slot_values": [each[0] for each in values],  # [Σ S U, K]
+        "slot_scales": [each[1] for each in values if len(each) > 1],  # [Σ S U]
+        "slot_totals": [np.asarray(slot.total)[None] for slot in kept],  # [slots, K]
+        "pending_words": [pending.words.ravel()] if pending else [],  # [S U]
+        "pending_used": [pending.num_used] if pending else [],  # [S]
+        "pending_sums": pending.sums if pending else [],  # [S S U, K padded]
+        "pending_totals": [np.asarray(total)[None] for total in pending.totals] if pending else [],  # [S, K]
+    }
+    facts = {
+        "threads": len(state.shards),
+        "num_words": state.num_words,
+        "last": list(state.last),
+        "clock": list(state.clock),
+        "step": state.step,
+        "count": state.count,
+        "infinite": state.slots is None,
+        "dtype": state.dtype.name,
+        "num_leaving": len(state.leaving),
+        "rooms": [slot.words.shape[1] for slot in kept],
+        "pending_room": pending.words.shape[1] if pending else None,
+        "pending_scale": pending.scale if pending else None,
+    }
+    return {name: [np.asarray(piece) for piece in pieces] for name, pieces in arrays.items() if len(pieces)}, facts
+
+
+def restore(arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> RowState:
+    """The state of which :func:`export` made these, its pieces joined; a run goes on from it to the same bits.
+
+    Allocates the state; of arrays that are memory-mapped, a piece at a time is read.
+    """
+    threads = facts["threads"]
+    if arrays["shards"].dtype == np.float64 and not jax.config.jax_enable_x64:
+        raise ValueError("this state is of a run in float64: go on under jax.enable_x64(True)")
+
+    def cut(name, sizes):
+        ends = np.cumsum([0, *sizes]).tolist()
+        return [_copy(arrays[name][a:b]) for a, b in itertools.pairwise(ends)]
+
+    def words(name, rooms):
+        ends = np.cumsum([0, *rooms]) * threads
+        return [np.array(arrays[name][a:b]).reshape(threads, -1) for a, b in itertools.pairwise(ends.tolist())]
+
+    lengths = [len(range(s, facts["num_words"], threads)) for s in range(threads)]
+    rooms, slots = facts["rooms"], []
+    if rooms:
+        each = [room for room in rooms for _ in range(threads)]
+        values = [(value,) for value in cut("slot_values", each)]
+        if "slot_scales" in arrays:
+            values = [(*value, scale) for value, scale in zip(values, cut("slot_scales", each), strict=True)]
+        used = np.array(arrays["slot_used"]).reshape(-1, threads)
+        values = [tuple(values[i * threads : (i + 1) * threads]) for i in range(len(rooms))]
+        slots = list(map(Slot, words("slot_words", rooms), used, values, map(_copy, arrays["slot_totals"])))
+    pending, room = None, facts["pending_room"]
+    if room is not None:
+        pending = Pending(
+            words=words("pending_words", [room])[0],
+            num_used=np.array(arrays["pending_used"]),
+            sums=tuple(cut("pending_sums", [threads * room] * threads)),
+            scale=facts["pending_scale"],
+            totals=tuple(map(_copy, arrays["pending_totals"])),
+        )
+    leaving = facts["num_leaving"]
+    return RowState(
+        shards=tuple(cut("shards", lengths)),
+        stamps=tuple(cut("stamps", lengths)),
+        totals=tuple(zip(cut("totals", [1] * threads), cut("total_stamps", [1] * threads), strict=True)),
+        last=tuple(facts["last"]),
+        clock=tuple(facts["clock"]),
+        step=facts["step"],
+        count=facts["count"],
+        slots=None if facts["infinite"] else deque(slots[leaving:]),
+        dtype=jnp.dtype(facts["dtype"]),
+        leaving=tuple(slots[:leaving]),
+        pending=pending,
+    )
+
+
+def _copy(array):
+    return jnp.array(np.asarray(array))  # jnp.array copies what numpy owns, without a program
+
+
 @jax.jit
 def _whole(shard, stamps, clock, eta):
     return _bring(shard, *_factors(stamps, clock), eta)
+
+
+def catch_up(state: RowState, model: Model) -> RowState:
+    """Bring every row up to date, in O(V): from here another η may hold. Of a settled state, which is used up."""
+    clock = _split(state.clock, state.shards[0].dtype)
+    brought = [_catch_up(*each, clock, eta) for *each, eta in zip(state.shards, state.stamps, model.eta, strict=True)]
+    totals = tuple(_catch_up(*each, clock, model.eta_total) for each in state.totals)
+    shards, stamps = zip(*brought, strict=True)
+    return state._replace(shards=shards, stamps=stamps, totals=totals)
+
+
+@partial(jax.jit, donate_argnames=("shard", "stamps"))
+def _catch_up(shard, stamps, clock, eta):
+    lam = _bring(shard, *_factors(stamps, clock), eta)
+    return shard.at[:, 0].set(lam), jnp.broadcast_to(clock, stamps.shape)
+
+
+def num_cores() -> int:
+    """How many threads are worth having: the cores of this process, up to 8; one where XLA works on another device."""
+    if jax.default_backend() != "cpu":
+        return 1
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(available, _MOST_THREADS)
 
 
 def submit(pool: ThreadPoolExecutor, function: Callable, *args: Any) -> Future:
@@ -437,10 +574,10 @@ def _leave_rows(shard, stamps, slot, leave, eta):
     return lax.fori_loop(0, _num_blocks(num_used), block, (shard, stamps))
 
 
-_leave = jax.jit(_leave_rows, donate_argnames=("shard", "stamps"), compiler_options=_ALONE)
+_leave = jax.jit(_leave_rows, donate_argnames=("shard", "stamps"), compiler_options=ALONE)
 
 
-@partial(jax.jit, donate_argnames=("shard", "stamps", "slot"), compiler_options=_ALONE)
+@partial(jax.jit, donate_argnames=("shard", "stamps", "slot"), compiler_options=ALONE)
 def _rows(shard, stamps, slot, totals, leave, enter, use, eta):
     """What left the window goes, what entered it comes, and the rows of the next minibatch are brought up to date.
 
@@ -491,7 +628,7 @@ def _rows(shard, stamps, slot, totals, leave, enter, use, eta):
     return shard, stamps, slot, (total, stamp), entered, table
 
 
-@partial(jax.jit, donate_argnames="spare", keep_unused=True, compiler_options=_ALONE)
+@partial(jax.jit, donate_argnames="spare", keep_unused=True, compiler_options=ALONE)
 def _documents(alpha, tables, batch, tol, max_iter, spare):
     """The sums of a share of the documents, into the memory of ``spare``; and what the reader wants to know."""
     table = tables[0] if len(tables) == 1 else jnp.concatenate(tables)

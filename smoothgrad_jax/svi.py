@@ -20,8 +20,9 @@ A model enters as a function ``local_step(params, batch) -> (stats, info)``; not
 Reference: Mandt and Blei, *Smoothed Gradients for Stochastic Variational Inference*, NIPS 2014.
 """
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,6 +73,43 @@ def init(params: Any, capacity: int | float | None = None, *, exponential: bool 
             raise ValueError(f"params{jax.tree_util.keystr(path)} must be floats, got {leaf.dtype}")
     window = _window.init_exponential(params) if exponential else _window.init(params, capacity, dtype=dtype)
     return SVIState(params, window, jnp.zeros((), jnp.int32))
+
+
+def export(state: SVIState) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The state as arrays and as facts that JSON can hold; it stays as it is.
+
+    Nothing is copied on a CPU: the arrays are views. While one is held, a step that would write there copies first.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    facts = {
+        "exponential": isinstance(state.window, _window.ExponentialState),
+        "step": int(state.step),
+        "paths": [jax.tree_util.keystr(path) for path, _ in leaves],
+    }
+    return {f"leaf{i}": np.asarray(leaf) for i, (_, leaf) in enumerate(leaves)}, facts
+
+
+def restore(arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], like: Any = None) -> SVIState:
+    """The state of which :func:`export` made these; a run goes on from it to the same bits.
+
+    Args:
+      arrays, facts: From :func:`export`.
+      like: A pytree with the structure of the parameters, if they are more than one array: a file cannot tell it.
+    """
+    like = jax.tree.map(lambda _: 0, like) if like is not None else 0
+    if facts["exponential"]:
+        window = _window.ExponentialState(mean=like, weight=0)
+    else:
+        window = _window.WindowState(buffer=like, index=0, first=0, total=like, residue=like, negative=0, broken=0)
+    leaves, structure = jax.tree_util.tree_flatten_with_path(SVIState(params=like, window=window, step=0))
+    paths = [jax.tree_util.keystr(path) for path, _ in leaves]
+    if paths != facts["paths"]:
+        odd = next(a or b for a, b in itertools.zip_longest(facts["paths"], paths) if a != b)
+        raise ValueError(f"this state is of a model with other parameters: see {odd}; give its parameters as like=")
+    values = [arrays[f"leaf{i}"] for i in range(len(paths))]
+    if any(value.dtype in (np.float64, np.complex128) for value in values) and not jax.config.jax_enable_x64:
+        raise ValueError("this state is of a run in float64: go on under jax.enable_x64(True)")
+    return jax.tree.unflatten(structure, [jnp.array(np.asarray(value)) for value in values])
 
 
 def runs() -> SVIState:
@@ -158,6 +196,16 @@ def robbins_monro(tau: float = 1.0, kappa: float = 0.7) -> Callable[[Any], Any]:
         return (tau + jnp.asarray(count, float)) ** -jnp.asarray(kappa, float)
 
     return schedule
+
+
+def default_offset(a_pass: float) -> float:
+    """τ for :func:`robbins_monro` where nothing is said: the number of minibatches in a pass, between 1 and 64.
+
+    Where a minibatch is a good part of the data its statistics have little noise, and a few passes are few steps: these
+    have to be large. With B = D the first step is that of batch variational Bayes. For 64, see
+    ``experiments/defaults.py``.
+    """
+    return min(max(float(a_pass), 1.0), 64.0)
 
 
 def phase_out(length: int, start: int, stop: int) -> Callable[[Any], Any]:

@@ -16,10 +16,9 @@ exponential window, through :func:`smoothgrad_jax.global_step`.
 
 import itertools
 import math
-import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -29,12 +28,11 @@ import numpy as np
 
 from smoothgrad_jax import lda, rows, svi
 from smoothgrad_jax.corpus import Corpus, draw, prefetch, seed_of
-from smoothgrad_jax.documents import Batch, pack
+from smoothgrad_jax.documents import Batch, check_rows, pack
 from smoothgrad_jax.lda import LDA
 from smoothgrad_jax.window import Warmup, check_length, check_lengths
 
 _PATIENCE = 0.25  # seconds between two reports, unless the caller asks for a number of steps
-_MOST_THREADS = 8
 _LEAST_WORK = 700_000  # entries × topics a thread: with 650,000 in all (news, K = 100) two were no faster than one
 _SLOTS = (jnp.float32, jnp.float64, jnp.bfloat16, jnp.uint8)  # float16 overflows at 65,504, which counts do reach
 _AHEAD = 1024  # values of a schedule that are computed at a time
@@ -49,7 +47,7 @@ class Progress(NamedTuple):
       passes: Effective passes over the corpus in this run: documents / D.
       seconds: Time spent on training in this run: neither the scoring nor what the caller does is in it.
       rate: Documents per second since the last report.
-      remaining: Seconds that are left at the mean rate so far; None if nobody knows.
+      remaining: Seconds that are left at the mean rate since the first report; None if nobody knows.
       score: Nats per held-out word, if it was asked for and is due; else None.
     """
 
@@ -79,6 +77,7 @@ def fit(
     batch_size: int = 300,
     key: jax.Array | None = None,
     replace: bool = False,
+    rows: Any = None,
     held_out: Any = None,
     score_every: int | None = None,
     every: int | None = None,
@@ -105,6 +104,7 @@ def fit(
       batch_size: B, for a corpus.
       key: Which documents are drawn, for a corpus.
       replace: Draw documents with replacement, as in the paper, instead of in shuffled passes.
+      rows: Which documents of the corpus to learn from, [D] numbers; by default all. The rest may be held out.
       held_out: Unseen documents to score by completion; or a pair ``(observed, held_out)`` from
         :func:`smoothgrad_jax.split_documents`.
       score_every: Score after that many steps, and at the end; by default at the end only.
@@ -126,7 +126,7 @@ def fit(
         values).
       NotFiniteError: From the iterator, which keeps the last good state.
     """
-    source = _source(data, model, batch_size, key, replace)
+    source = _source(data, model, batch_size, key, replace, rows)
     engine = _engine(model, params, source, window, warmup, exponential, prior, tol, max_iter, threads, dtype)
     return Training(
         source,
@@ -134,6 +134,7 @@ def fit(
         window=window,
         rho=svi.robbins_monro(10, 0.7) if rho is None else rho,
         limits=_limits(source, passes, steps, seconds),
+        model=model,
         scorer=_scorer(model, held_out, key, tol, max_iter, engine),
         score_every=_whole("score_every", score_every),
         every=_whole("every", every),
@@ -143,13 +144,16 @@ def fit(
 class Training:
     """A run that is under way: iterate it, or let it :meth:`finish`; :func:`fit` makes it."""
 
-    def __init__(self, source, engine, window, rho, limits, scorer, score_every, every):
+    def __init__(self, source, engine, window, rho, limits, model, scorer, score_every, every):
         self._engine, self._scorer, self._score_every, self._every = engine, scorer, score_every, every
+        self._model = model
         self._num_docs, self._limits, self._first = source.num_docs, limits, engine.step
         self._rho = _values("rho", rho, self._first, svi.check_rho)
         self._length = _values("window", window, self._first, engine.check_window)
         self._items = prefetch(engine.prepare, source.batches(self._first))
+        self._sampler = source.sampler
         self._documents, self._time, self._scored, self._done = 0, 0.0, False, False
+        self._reported = None  # (seconds, share left) at the first report
         self._stop = threading.Event()
         self._driver = ThreadPoolExecutor(1, thread_name_prefix="fit")
 
@@ -191,6 +195,11 @@ class Training:
         self._driver.shutdown(wait=False)
 
     @property
+    def step(self) -> int:
+        """Steps taken, since the very first; an interruption may have come some steps after the last report."""
+        return self._engine.step
+
+    @property
     def params(self) -> Any:
         """λ after the last step."""
         return self._engine.params()
@@ -198,7 +207,31 @@ class Training:
     @property
     def state(self) -> Any:
         """What :func:`fit` can go on from, until the next report of this run, or that run, uses it up."""
-        return self._engine.settled()
+        return self._engine.state()
+
+    def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The state as arrays and facts, from which :func:`resume` makes it again; the run is not touched.
+
+        Nothing is copied on a CPU: the arrays are views, and while one is held a step copies before it writes there.
+
+        Returns:
+          ``(arrays, facts)``: arrays by name, or lists of pieces of them to be joined along the first axis; and what
+          JSON can hold, among it ``"step"`` and ``"sampler"``, which says what documents come next.
+        """
+        arrays, facts = self._engine.export()
+        return arrays, facts | {"sampler": self._sampler}
+
+    @property
+    def model(self) -> Any:
+        """The model. Another LDA, with priors of the same shapes, may be set between reports for the steps to come."""
+        return self._model
+
+    @model.setter
+    def model(self, model: LDA) -> None:
+        if not isinstance(self._model, LDA) or not isinstance(model, LDA):
+            raise ValueError("only the priors of LDA can change during a run")
+        self._engine.set_model(model)
+        self._model = model
 
     def _advance(self):
         """Steps until a report is due; None if there was nothing left to report."""
@@ -225,7 +258,7 @@ class Training:
             self.close()
         score = None
         if self._scorer and (ended or (self._score_every and seen and self._engine.step % self._score_every == 0)):
-            score = self._scorer(self.params) if seen or not self._scored else None
+            score = self._scorer(self._model, self.params) if seen or not self._scored else None
             self._scored = True
         if not seen and score is None:
             return None
@@ -236,9 +269,17 @@ class Training:
             passes=self._documents / self._num_docs,
             seconds=self._time,
             rate=seen / elapsed if seen else 0.0,
-            remaining=0.0 if ended else self._time * share / (1 - share) if 0 < share < 1 else None,
+            remaining=0.0 if ended else self._remaining(share),
             score=score,
         )
+
+    def _remaining(self, share):
+        """Seconds for this share of the run, at the mean rate since the first report: before it, the step compiled."""
+        if self._reported is None:
+            self._reported = (self._time, share)
+            return None
+        seconds, then = self._reported
+        return (self._time - seconds) * share / (then - share) if then - share > 0 else None
 
     def _left(self, documents, step, seconds):
         """The share of the run that is left, 0 … 1 by the limit that is reached first; ∞ if there is none."""
@@ -251,32 +292,51 @@ class Training:
         return min(shares)
 
 
+def resume(arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], like: Any = None) -> Any:
+    """The state of :meth:`Training.snapshot`, for :func:`fit` to go on from.
+
+    Args:
+      arrays, facts: As they came, the pieces joined.
+      like: A pytree with the structure of the parameters, for a model of one's own with more than one array.
+    """
+    if facts["engine"] == "rows":
+        return rows.restore(arrays, facts)
+    return svi.restore(arrays, facts, like)
+
+
 class _Source(NamedTuple):
-    """Minibatches from a step on, how large they are, and how many documents they stand for."""
+    """Minibatches from a step on, how large they are, how many documents they stand for, and how these are drawn."""
 
     num_docs: float
     num_words: int | None
     num_entries: float
     batches: Callable[[int], Iterator[Batch]]
     endless: bool
+    sampler: dict[str, Any] | None
 
 
-def _source(data, model, batch_size, key, replace):
+def _source(data, model, batch_size, key, replace, rows):
     if not isinstance(data, Corpus) and (not isinstance(model, LDA) or _are_batches(data)):
+        if rows is not None:
+            raise ValueError("rows choose documents of a corpus; batches of one's own hold what they hold")
         num_docs = float(model.num_docs) if isinstance(model, LDA) else math.nan
-        return _Source(num_docs, None, math.inf, lambda _: iter(data), endless=False)
+        return _Source(num_docs, None, math.inf, lambda _: iter(data), endless=False, sampler=None)
     corpus = Corpus.of(data)
     if key is None:
         raise ValueError("give a key, by which the documents of each minibatch are drawn: key=jax.random.key(0)")
-    size = min(_whole("batch_size", batch_size), corpus.num_docs)
+    rows = None if rows is None else check_rows(np.ravel(rows), corpus.num_docs)
+    num_docs = corpus.num_docs if rows is None else len(rows)
+    size = min(_whole("batch_size", batch_size), num_docs)
     layout, seed = corpus.layout(size), seed_of(key)
 
     def batches(first):
         for step in itertools.count(first):
-            yield corpus.pack(draw(seed, step, corpus.num_docs, size, replace), layout)
+            drawn = draw(seed, step, num_docs, size, replace)
+            yield corpus.pack(drawn if rows is None else rows[drawn], layout)
 
     num_entries = size * float(corpus.indptr[-1] - corpus.indptr[0]) / corpus.num_docs
-    return _Source(corpus.num_docs, corpus.num_words, num_entries, batches, endless=True)
+    sampler = {"seed": list(seed), "num_docs": num_docs, "batch_size": size, "replace": bool(replace)}
+    return _Source(num_docs, corpus.num_words, num_entries, batches, endless=True, sampler=sampler)
 
 
 def _are_batches(data):
@@ -314,6 +374,7 @@ def _values(name, value, first, check):
             values = np.asarray(jax.vmap(lambda step: jnp.asarray(value(step), float))(steps))
         except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError):
             values = np.array([value(step) for step in range(start, start + _AHEAD)], float)  # plain Python
+        values = values[max(first - start, 0) :]
         check(values)
         return values.tolist()
 
@@ -322,11 +383,13 @@ def _values(name, value, first, check):
             raise ValueError(f"{name} must be a number or a schedule of the step number, got {value}")
         check(value)
         return itertools.repeat(float(value))
-    return itertools.chain(chunk(first), _more(chunk, first))
+    # Always in the same portions, so that a run that goes on computes what the whole run would have.
+    begin = first // _AHEAD * _AHEAD
+    return itertools.chain(chunk(begin), _more(chunk, begin))
 
 
-def _more(chunk, first):
-    for start in itertools.count(first + _AHEAD, _AHEAD):
+def _more(chunk, begin):
+    for start in itertools.count(begin + _AHEAD, _AHEAD):
         yield from chunk(start)
 
 
@@ -350,7 +413,7 @@ def _scorer(model, held_out, key, tol, max_iter, engine):
             raise ValueError(f"held-out documents have {half.num_words} words, but λ has {engine.num_words} rows")
     if observed.size != scored.size:
         raise ValueError(f"{observed.size} documents are observed, but {scored.size} are held out")
-    return lambda lam: float(lda.log_predictive(model, lam, observed, scored, tol, max_iter))
+    return lambda model, lam: float(lda.log_predictive(model, lam, observed, scored, tol, max_iter))
 
 
 def _engine(model, params, source, window, warmup, exponential, prior, tol, max_iter, threads, dtype):
@@ -448,13 +511,25 @@ class _Rows:
         self._check(self._info)
         self._info = None
 
-    def settled(self):
+    def state(self):
         self.wait()
-        self._state = rows.settle(self._state, self._model, self._pool)
         return self._state
 
+    def set_model(self, model):
+        shape = np.empty((self._state.num_words, self._state.num_topics), self._state.shards[0].dtype)
+        model = rows.deal(lda.check(model, shape), self._state)
+        if not all(map(np.array_equal, model.eta, self._model.eta)):
+            # What a row missed was under the old η.
+            settled = rows.settle(self.state(), self._model, self._pool)
+            self._state = rows.catch_up(settled, self._model)
+        self._model = model
+
+    def export(self):
+        arrays, facts = rows.export(self.state())
+        return arrays, facts | {"engine": "rows"}
+
     def params(self):
-        return rows.params(self.settled(), self._model)
+        return rows.params(self.state(), self._model, self._pool)
 
 
 class _Dense:
@@ -491,8 +566,15 @@ class _Dense:
     def wait(self):
         jax.block_until_ready(self._state)
 
-    def settled(self):
+    def state(self):
         return self._state
+
+    def set_model(self, model):
+        raise ValueError("the priors can change during a run with a moving window only")
+
+    def export(self):
+        arrays, facts = svi.export(self._state)
+        return arrays, facts | {"engine": "svi"}
 
     def params(self):
         return jax.tree.map(jnp.array, self._state.params)  # a copy: the next step gives the state away
@@ -514,7 +596,4 @@ def _not_finite(step):
 
 def _num_threads(work):
     """As many threads as there are cores, unless a minibatch of so many entries times topics has little for each."""
-    if jax.default_backend() != "cpu":
-        return 1
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return int(max(1, min(available, _MOST_THREADS, work / _LEAST_WORK)))
+    return int(max(1, min(rows.num_cores(), work / _LEAST_WORK)))

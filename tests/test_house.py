@@ -24,8 +24,25 @@ ROOMS = {
     "transform": {"jax", "numpy", "optax", "window"},
     "diagnostics": {"jax", "window", "svi"},
     "corpus": {"jax", "numpy", "documents"},
+    "readers": {"numpy", "scipy"},
+    "text": {"numpy", "scipy", "sklearn", "joblib", "readers"},
+    "counting": {"numpy", "scipy", "readers", "text"},
+    "store": {"numpy", "corpus", "counting", "readers", "text"},
     "rows": {"jax", "numpy", "documents", "lda", "window"},
     "training": {"jax", "numpy", "corpus", "documents", "lda", "rows", "svi", "window"},
+    "inference": {"jax", "numpy", "corpus", "documents", "lda", "rows"},
+    "report": {"numpy", "scipy"},
+    "saved": {"jax", "numpy", "pyLDAvis", "corpus", "inference", "lda", "report", "training"},
+    "priors": {"numpy", "scipy"},
+    "progress": {"tqdm"},
+    "estimator": {"jax", "numpy", "sklearn", "corpus", "documents", "inference", "lda", "priors", "progress"}
+    | {"saved", "svi", "training"},
+    "runs": {"jax", "numpy", "scipy", "corpus", "documents", "inference", "lda", "saved", "svi", "training"},
+    "docstrings": set(),
+    "commands": {"numpy", "scipy", "matplotlib", "docstrings", "documents", "inference", "lda", "progress", "readers"}
+    | {"report", "runs", "saved", "store", "training"},
+    "cli": {"__version__", "commands"},
+    "__main__": {"cli"},
 }
 
 
@@ -129,10 +146,10 @@ def test_doctests():
     import jax.numpy as jnp
     import optax
 
-    from smoothgrad_jax import documents, transform
+    from smoothgrad_jax import documents, text, transform
 
     names = {"jnp": jnp, "optax": optax}
-    for module in (documents, transform):
+    for module in (documents, text, transform):
         result = doctest.testmod(module, extraglobs=names, optionflags=doctest.ELLIPSIS)
         assert result.attempted > 0
         assert result.failed == 0

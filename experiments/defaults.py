@@ -1,0 +1,90 @@
+"""Which settings a person gets who sets only the number of topics: one thing changed at a time, on real corpora.
+
+    python experiments/defaults.py 20ng/bow.npz reuters/bow.npz arxiv/bow.npz --json defaults.json
+
+Every run starts from the same settings with one of them changed, makes ten passes over at most 20,000 documents of the
+corpus through ``fit``, and is scored on 1,000 others after one, two, five and ten passes: nats per held-out word by
+document completion (higher is better). Seconds are of training, without compilation or scoring.
+"""
+
+import argparse
+import json
+import pathlib
+
+import jax
+import scipy.sparse
+
+from smoothgrad_jax import LDA, Corpus, fit, init_topics, robbins_monro, split_documents
+
+BASE = {"window": 10, "batch_size": 256, "tau": 64.0, "kappa": 0.7, "alpha": 0.02, "eta": 0.1}
+CHANGES = {
+    "batch_size": (64, 1_024),
+    "window": (1, 30),
+    "tau": (10.0, 256.0),
+    "kappa": (0.5, 0.9),
+    "alpha": (0.1, 0.5),
+    "eta": (0.01, 0.5),
+}
+AFTER = (1, 2, 5, 10)  # passes
+
+
+def settings():
+    """The base, and every change of it."""
+    yield "base", BASE
+    for name, values in CHANGES.items():
+        for value in values:
+            yield f"{name} = {value:g}", BASE | {name: value}
+
+
+def scores(corpus, halves, num_topics, seed, chosen):
+    """{passes: (score, seconds)} of one run."""
+    model = LDA(chosen["alpha"], chosen["eta"], corpus.num_docs)
+    lam = init_topics(jax.random.key(seed), corpus.num_words, num_topics)
+    a_pass = -(-corpus.num_docs // chosen["batch_size"])
+    training = fit(
+        corpus,
+        model,
+        lam,
+        window=chosen["window"],
+        rho=robbins_monro(chosen["tau"], chosen["kappa"]),
+        steps=a_pass * AFTER[-1],
+        batch_size=chosen["batch_size"],
+        key=jax.random.key(seed + 1),
+        held_out=halves,
+        score_every=a_pass,
+    )
+    found = {p.step // a_pass: (p.score, p.seconds) for p in training if p.score is not None}
+    return {after: found[after] for after in AFTER}
+
+
+def main():
+    """Run all settings on all corpora and print a table for each."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("corpora", nargs="+", type=pathlib.Path, metavar="BOW.npz")
+    parser.add_argument("--documents", type=int, default=20_000)
+    parser.add_argument("--held-out", type=int, default=1_000)
+    parser.add_argument("--topics", type=int, default=50)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--json", type=pathlib.Path)
+    args = parser.parse_args()
+    results = []
+    for path in args.corpora:
+        X = scipy.sparse.load_npz(path).tocsr()
+        halves = split_documents(X[: args.held_out], jax.random.key(0))
+        corpus = Corpus.of(X[args.held_out : args.held_out + args.documents])
+        print(f"\n{path.parent.name}: {corpus.num_docs:,} documents, {corpus.num_words:,} words, K = {args.topics}")
+        print(f"{'':20}" + "".join(f"{after:>9} pass" for after in AFTER) + f"{'seconds':>10}")
+        for label, chosen in settings():
+            for seed in range(args.seeds):
+                found = scores(corpus, halves, args.topics, seed, chosen)
+                print(
+                    f"{label:20}" + "".join(f"{found[after][0]:14.4f}" for after in AFTER) + f"{found[10][1]:10.1f}",
+                    flush=True,
+                )
+                results.append({"corpus": path.parent.name, "setting": label, "seed": seed, "after": found})
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,8 @@
+"""``python -m smoothgrad_jax`` is the command ``smoothgrad``."""
+
+import sys
+
+from smoothgrad_jax.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

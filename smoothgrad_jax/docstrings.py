@@ -1,0 +1,98 @@
+"""Real text that every machine has: the documentation strings of Python itself and of the packages beneath jax.
+
+Sources are parsed, not imported: nothing runs. What is a document: the documentation string of a module, class or
+function that has at least twenty words.
+"""
+
+import ast
+import concurrent.futures
+import contextlib
+import hashlib
+import importlib.metadata
+import importlib.util
+import inspect
+import multiprocessing
+import os
+import platform
+import sysconfig
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+PACKAGES = ("numpy", "scipy", "jax")
+_FEWEST_WORDS = 20
+_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "__pycache__", "idlelib", "lib2to3", "_vendor"}
+_DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+_ADDERS = {"add_newdoc", "add_docstring"}  # how numpy and scipy document what is written in C
+
+
+def mark(packages: Iterable[str] = PACKAGES) -> str:
+    """A short name for what :func:`collect` would find: the versions of Python and of the packages."""
+    versions = [platform.python_version()]
+    for package in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions.append(f"{package} {importlib.metadata.version(package)}")
+    return hashlib.sha256(" ".join(versions).encode()).hexdigest()[:12]
+
+
+def collect(packages: Iterable[str] = PACKAGES) -> Iterator[tuple[str, str]]:
+    """(name, text) of every documentation string in the standard library and in those of the packages that are there.
+
+    The same text is given once. Files are parsed on all cores.
+    """
+    roots = [("", Path(sysconfig.get_path("stdlib")))]
+    for package in packages:
+        found = importlib.util.find_spec(package)
+        if found and found.origin:
+            roots.append((package, Path(found.origin).parent))
+    seen, files = set(), []
+    for prefix, root in roots:
+        for path in sorted(root.rglob("*.py")):
+            inside = path.relative_to(root)
+            if not _SKIPPED.intersection(inside.parts):
+                parts = [part for part in (prefix, *inside.with_suffix("").parts) if part not in ("", "__init__")]
+                files.append((path, ".".join(parts)))
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(min(8, os.cpu_count() or 1), context) as pool:
+        for found in pool.map(_documented, files, chunksize=50):
+            for name, text in found:
+                if text not in seen:
+                    seen.add(text)
+                    yield name, text
+
+
+def _documented(file):
+    path, module = file
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes in other people's strings
+            tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError, RecursionError, OSError):
+        return []  # a template, or a file that is broken on purpose
+    return [(name, text) for name, text in _strings(module, tree) if len(text.split()) >= _FEWEST_WORDS]
+
+
+def _strings(module, tree):
+    stack = [(module, tree)]
+    while stack:
+        name, node = stack.pop()
+        if isinstance(node, _DOCUMENTED):
+            text = ast.get_docstring(node)
+            if text:
+                yield name, text
+            for child in node.body:
+                if isinstance(child, _DOCUMENTED):
+                    stack.append((f"{name}.{child.name}", child))
+                elif isinstance(child, ast.Expr) and isinstance(child.value, ast.Call):
+                    yield from _added(name, child.value)
+
+
+def _added(module, call):
+    """What a call ``add_newdoc("module", "name", "text")`` says."""
+    function = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", None)
+    if function not in _ADDERS:
+        return
+    strings = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+    texts = [text for text in strings if len(text.split()) >= _FEWEST_WORDS]
+    if texts:
+        yield ".".join([module, *(s for s in strings if s.isidentifier())][:3]), inspect.cleandoc(texts[-1])

@@ -1,0 +1,60 @@
+"""A run that another process kills; test_saved starts it, and starts it again.
+
+It is forked from a server that has imported jax and computed nothing, and it is small and has little to compile, so
+that a life costs half a second and not three.
+"""
+
+import os
+import time
+
+import jax
+import numpy as np
+
+from smoothgrad_jax import lda, saved, training
+
+V, K, D, B = 80, 4, 120, 10
+STEPS, EVERY = 100, 2
+
+
+def live(folder, cache, pipe, pause):
+    """Train with checkpoints, from the last one there is to the end, and leave λ in ``final.npy``.
+
+    Args:
+      folder: Of the checkpoints.
+      cache: For compiled programs.
+      pipe: Is told the step at which this life began, as soon as it has made some.
+      pause: Seconds that every fsync and renaming takes longer, so that most of a life is spent inside a write.
+    """
+    jax.config.update("jax_compilation_cache_dir", str(cache))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    os.fsync, os.rename = _slow(os.fsync, pause), _slow(os.rename, pause)
+    rng = np.random.default_rng(0)
+    X, lam = rng.poisson(0.1, (D, V)), rng.gamma(100, 0.01, (V, K)).astype(np.float32)
+    settings = {"steps": STEPS, "batch_size": B}
+    checkpoints = saved.Checkpoints(folder)
+    last = checkpoints.latest()
+    history, first = [], 0
+    if last:
+        assert not last.damaged  # no kill damages a checkpoint that has its name
+        saved.check_same(last.settings, settings)
+        lam, history, first = last.state, last.history, last.step
+    key = jax.random.wrap_key_data(np.array([0, 5], np.uint32))
+    options = {"window": 5, "rho": 0.1, "batch_size": B, "key": key, "threads": 2, "every": EVERY}
+    run = training.fit(X, lda.LDA(0.3, 0.2, D), lam, steps=STEPS - first, **options)
+    for progress in run:
+        if progress.step == first + EVERY:
+            pipe.send(first)
+        history.append(progress.step)
+        checkpoints.write(run, settings, history)
+    assert history == list(range(EVERY, STEPS + 1, EVERY))
+    np.save(folder.parent / "final.npy", run.params)
+
+
+def _slow(function, pause):
+    def paused(*args):
+        time.sleep(pause)
+        function(*args)
+        time.sleep(pause)
+
+    return paused
