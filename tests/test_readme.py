@@ -24,6 +24,7 @@ def test_every_block_runs(names):
 
 def test_what_the_comments_say(names):
     assert names["beta"].shape == (5, 50)
+    assert names["lda"].components_.shape == (2, 9)
     assert names["info"].gamma.shape == (100, 5)
     assert names["states"].params.shape == (4, 50, 5)
     assert sorted(map(float, names["rates"])) == pytest.approx([2, 15], rel=0.15)

@@ -1,0 +1,140 @@
+"""What a person with text waits for: the estimator beside scikit-learn's, the command beside the engine, text to corpus.
+
+    python experiments/benchmark_text.py estimator 20ng/bow.npz arxiv/bow.npz
+    python experiments/benchmark_text.py command arxiv/bow.npz
+    python experiments/benchmark_text.py convert abstracts.jsonl.gz
+
+``estimator`` fits ``SmoothedLDA(K)`` and ``LatentDirichletAllocation(K, learning_method="online")`` to the same documents
+with the same passes, batch size, priors and step sizes, in turn, and scores both on others by the same NumPy code
+(document completion, ``benchmark.py``). Our seconds include compilation, and are also shown without it.
+
+``command`` converts a corpus and trains with ``smoothgrad fit`` in a process of its own, in turn with ``fit`` on the
+same arrays in memory; documents/s are of training, as both report it.
+
+``convert`` is ``smoothgrad convert`` in a process of its own; documents/s as it reports them, and seconds with the start
+of Python.
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from types import SimpleNamespace
+
+import benchmark
+import numpy as np
+import scipy.sparse
+
+
+def load(path, documents, held_out):
+    """Documents to learn from, and the halves of others."""
+    X = scipy.sparse.load_npz(path).tocsr()
+    observed, scored = benchmark.split_tokens(X[:held_out], np.random.default_rng(0))
+    return X[held_out : held_out + documents], SimpleNamespace(observed=observed, held_out=scored)
+
+
+def estimator(args):
+    """Both estimators on every corpus, in turn."""
+    from sklearn.decomposition import LatentDirichletAllocation
+
+    from smoothgrad_jax import SmoothedLDA
+
+    for path in args.paths:
+        X, halves = load(path, args.documents, args.held_out)
+        same = {"doc_topic_prior": 1 / args.topics, "topic_word_prior": 0.1, "batch_size": 256, "max_iter": args.passes}
+        same |= {"learning_offset": 64.0, "learning_decay": 0.7}
+        found = {"ours": [], "theirs": []}
+        for seed in range(args.repeats):
+            for name, model in (
+                ("ours", SmoothedLDA(args.topics, random_state=seed, **same)),
+                (
+                    "theirs",
+                    LatentDirichletAllocation(
+                        args.topics, learning_method="online", random_state=seed, n_jobs=args.jobs, **same
+                    ),
+                ),
+            ):
+                begun = time.perf_counter()
+                model.fit(X)
+                seconds = time.perf_counter() - begun
+                topics = model.components_ / model.components_.sum(1, keepdims=True)
+                score = benchmark.log_predictive(topics, halves, same["doc_topic_prior"])
+                found[name].append((seconds, score))
+                print(f"{path.parent.name}  {name:7} seed {seed}  {seconds:7.1f} s  score {score:.4f}", flush=True)
+        ours, theirs = (np.array(found[name]) for name in ("ours", "theirs"))
+        again = ours[1:, 0] if len(ours) > 1 else ours[:, 0]
+        print(
+            f"{path.parent.name}: {X.shape[0]:,} documents, {args.passes} passes, K = {args.topics}: "
+            f"{np.median(theirs[:, 0]) / ours[0, 0]:.1f} times as fast with compilation, "
+            f"{np.median(theirs[:, 0]) / np.median(again):.1f} without; "
+            f"scores {ours[:, 1].mean():.4f} and {theirs[:, 1].mean():.4f}"
+        )
+
+
+def command(args):
+    """``smoothgrad fit`` from a converted corpus, and ``fit`` on arrays in memory."""
+    import jax
+
+    from smoothgrad_jax import LDA, Corpus, fit, init_topics, robbins_monro
+
+    for path in args.paths:
+        with tempfile.TemporaryDirectory() as folder:
+            corpus = pathlib.Path(folder) / "corpus"
+            run("convert", path, corpus)
+            X = scipy.sparse.load_npz(path).tocsr()
+            rates = {"command": [], "engine": []}
+            for repeat in range(args.repeats):
+                out = pathlib.Path(folder) / f"model {repeat}"
+                settings = ["--topics", args.topics, "--batch-size", 300, "--passes", 1, "--held-out", 1_000, "--json"]
+                last = json.loads(run("fit", corpus, "--out", out, *settings).splitlines()[-1])
+                rates["command"].append(300 * last["step"] / last["seconds"])
+                training = fit(
+                    Corpus.of(X),
+                    LDA(1 / args.topics, 0.1, X.shape[0]),
+                    init_topics(jax.random.key(0), X.shape[1], args.topics),
+                    rho=robbins_monro(64, 0.7),
+                    key=jax.random.key(0),
+                )
+                *_, end = training
+                rates["engine"].append(end.documents / end.seconds)
+                print({name: round(values[-1]) for name, values in rates.items()}, flush=True)
+            ratio = statistics.median(rates["command"]) / statistics.median(rates["engine"])
+            print(f"{path.parent.name}: the command trains at {ratio:.2f} of the engine's documents/s (medians)")
+
+
+def convert(args):
+    """Text to corpus folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        for repeat in range(args.repeats):
+            begun = time.perf_counter()
+            printed = run("convert", *args.paths, pathlib.Path(folder) / str(repeat))
+            print(f"{printed.splitlines()[-1].split(': ')[1]}; {time.perf_counter() - begun:.1f} s with the start")
+
+
+def run(*arguments):
+    """``smoothgrad …`` in a process of its own; its standard output."""
+    command = [sys.executable, "-m", "smoothgrad_jax", *map(str, arguments)]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def main():
+    """One of the measurements."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("what", choices=("estimator", "command", "convert"))
+    parser.add_argument("paths", nargs="+", type=pathlib.Path)
+    parser.add_argument("--documents", type=int, default=20_000)
+    parser.add_argument("--held-out", type=int, default=1_000)
+    parser.add_argument("--topics", type=int, default=100)
+    parser.add_argument("--passes", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--jobs", type=int, help="n_jobs of scikit-learn")
+    args = parser.parse_args()
+    {"estimator": estimator, "command": command, "convert": convert}[args.what](args)
+
+
+if __name__ == "__main__":
+    main()
