@@ -160,7 +160,7 @@ def sweep(args: Any) -> int:
     settings = _settings(args, stored)
     if not settings["held_out"]:
         raise CommandError("a sweep compares held-out scores: give --held-out at least 1")
-    runs = [Run(stored, settings | {"window": window}, None, args.threads) for window in args.windows]
+    side_by_side = [Run(stored, settings | {"window": window}, None, args.threads) for window in args.windows]
     _say(f"{_size(stored)}; {settings['topics']} topics, windows {', '.join(map(str, args.windows))}")
     out.mkdir(parents=True, exist_ok=True)
     if not args.json:
@@ -168,7 +168,7 @@ def sweep(args: Any) -> int:
     code = 0
     try:
         # All windows advance together: what stands in a line compares equals.
-        scores = [(report for report in run.reports() if report.score is not None) for run in runs]
+        scores = [(report for report in run.reports() if report.score is not None) for run in side_by_side]
         for line in zip(*scores, strict=True):
             if args.json:
                 for window, each in zip(args.windows, line, strict=True):
@@ -177,7 +177,7 @@ def sweep(args: Any) -> int:
                 print(f"{line[0].passes:6.2f}" + "".join(f"{each.score:12.4f}" for each in line), flush=True)
     except KeyboardInterrupt:
         code = INTERRUPTED
-    curves = {str(window): run.history for window, run in zip(args.windows, runs, strict=True)}
+    curves = {str(window): run.history for window, run in zip(args.windows, side_by_side, strict=True)}
     (out / "sweep.json").write_text(json.dumps({"settings": settings, "curves": curves}, indent=1))
     if all(curves.values()):
         score, best = max((curve[-1]["score"], window) for window, curve in curves.items())
