@@ -14,12 +14,13 @@ _ROOMS = {
     "documents": ("Batch", "pack"),
     "estimator": ("SmoothedLDA",),
     "lda": ("LDA", "LocalInfo", "elbo", "init_topics", "local_step", "log_predictive", "split_documents", "topics"),
-    "readers": ("CorpusError", "Source", "open_source", "recognise"),
+    "readers": ("Source", "open_source", "recognise"),
     "saved": ("Checkpoint", "Checkpoints", "LoadError", "SaveError", "SavedModel", "load_model", "save_model"),
     "report": ("Excerpt", "typical_documents", "write_report"),
     "svi": ("SVIState", "global_step", "init", "phase_out", "robbins_monro", "run", "sweep"),
     "training": ("NotFiniteError", "Progress", "Training", "fit"),
     "transform": ("natural_gradient", "smoothed_svi", "window_mean"),
+    "unpacking": ("CorpusError",),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
 _OPEN = ("diagnostics", "dirichlet", "store", "text", "window")  # rooms that are used by their own name

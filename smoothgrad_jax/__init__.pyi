@@ -21,7 +21,6 @@ from smoothgrad_jax.lda import local_step as local_step
 from smoothgrad_jax.lda import log_predictive as log_predictive
 from smoothgrad_jax.lda import split_documents as split_documents
 from smoothgrad_jax.lda import topics as topics
-from smoothgrad_jax.readers import CorpusError as CorpusError
 from smoothgrad_jax.readers import Source as Source
 from smoothgrad_jax.readers import open_source as open_source
 from smoothgrad_jax.readers import recognise as recognise
@@ -49,5 +48,6 @@ from smoothgrad_jax.training import fit as fit
 from smoothgrad_jax.transform import natural_gradient as natural_gradient
 from smoothgrad_jax.transform import smoothed_svi as smoothed_svi
 from smoothgrad_jax.transform import window_mean as window_mean
+from smoothgrad_jax.unpacking import CorpusError as CorpusError
 
 __version__: str

@@ -34,7 +34,7 @@ import numpy as np
 import scipy.sparse
 
 from smoothgrad_jax import text
-from smoothgrad_jax.readers import CorpusError
+from smoothgrad_jax.unpacking import CorpusError
 
 _SPOOL = 8 << 20  # bytes of a temporary file that stay in memory
 _WORDS = 1_000_000  # words in memory at a time

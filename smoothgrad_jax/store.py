@@ -32,7 +32,7 @@ import numpy as np
 from smoothgrad_jax import counting, text
 from smoothgrad_jax.corpus import Corpus
 from smoothgrad_jax.counting import OnProgress
-from smoothgrad_jax.readers import CorpusError
+from smoothgrad_jax.unpacking import CorpusError
 
 FORMAT, VERSION = "smoothgrad corpus", 1
 

@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse
 
-from smoothgrad_jax.readers import CorpusError
+from smoothgrad_jax.unpacking import CorpusError
 
 WORD = r"(?u)\b[^\W\d_][^\W_]{2,}\b"  # three or more letters or digits, the first a letter
 

@@ -18,8 +18,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import dump_svmlight_file
 
-from smoothgrad_jax import readers
-from smoothgrad_jax.readers import CorpusError, open_source, recognise
+from smoothgrad_jax import blocks, counts, readers, unpacking
+from smoothgrad_jax.readers import open_source, recognise
+from smoothgrad_jax.unpacking import CorpusError
 
 PACKING = {"plain": bytes, "gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
 TEXTS = ["the cat sat", "ein Satz, mit “Zeichen”", 'say "hello"\tto all', "δοκιμή 文書 🙂"]
@@ -126,9 +127,9 @@ def assert_same(found, expected):
 def pieces(request, monkeypatch):
     """With and without the limits that only large files meet."""
     if request.param:
-        monkeypatch.setattr(readers, "_PIECE", request.param)
-        monkeypatch.setattr(readers, "_BLOCK", 10)
-        monkeypatch.setattr(readers, "_LOOK", 10)
+        monkeypatch.setattr(unpacking, "PIECE", request.param)
+        monkeypatch.setattr(blocks, "BLOCK", 10)
+        monkeypatch.setattr(blocks, "_LOOK", 10)
 
 
 @pytest.fixture(scope="module")
@@ -219,15 +220,15 @@ def test_triplets_in_any_order(tmp_path, kind):
 
 def test_triplets_by_word(tmp_path, monkeypatch):
     """One word in more documents than are looked at is in the order of documents, but not to be trusted."""
-    monkeypatch.setattr(readers, "_LOOK", 10)
-    monkeypatch.setattr(readers, "_PIECE", 40)
+    monkeypatch.setattr(blocks, "_LOOK", 10)
+    monkeypatch.setattr(unpacking, "PIECE", 40)
     X = scipy.sparse.csr_array(np.arange(1, 121).reshape(40, 3))
     assert_same(joined(open_source(file(tmp_path, mm(X.tocsc().tocoo())))), X)
 
 
 def test_order_lost_later(tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "_LOOK", 4)
-    monkeypatch.setattr(readers, "_PIECE", 12)
+    monkeypatch.setattr(blocks, "_LOOK", 4)
+    monkeypatch.setattr(unpacking, "PIECE", 12)
     lines = ["3", "2", "6", "1 2 1", "1 1 2", "2 1 1", "2 2 1", "3 1 1", "1 2 5"]
     path = file(tmp_path, "\n".join(lines).encode())
     with pytest.raises(
@@ -267,9 +268,9 @@ def test_a_long_document_of_few_words(tmp_path):
 
 
 def test_wide_documents_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "_WIDEST", 20)
-    monkeypatch.setattr(readers, "_BLOCK", 8)
-    monkeypatch.setattr(readers, "_PIECE", 16)
+    monkeypatch.setattr(blocks, "WIDEST", 20)
+    monkeypatch.setattr(blocks, "BLOCK", 8)
+    monkeypatch.setattr(unpacking, "PIECE", 16)
     X = scipy.sparse.csr_array(np.ones((2, 30)))
     for write in COUNTS.values():
         with pytest.raises(CorpusError, match=r"at most 20 .*words in a document"):
@@ -422,7 +423,7 @@ def test_streams_end_to_end(tmp_path):
 
 
 def test_xz_that_asks_for_much_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "_UNPACKING", 2**24)
+    monkeypatch.setattr(unpacking, "_UNPACKING", 2**24)
     wide = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 2**26}]
     path = file(tmp_path, lzma.compress(b"text\n", filters=wide))
     with pytest.raises(CorpusError, match="the packed file is damaged: Memory usage limit"):
@@ -595,8 +596,8 @@ def test_a_packed_header_that_lies_takes_no_memory(tmp_path):
 
 def test_documents_that_leap(tmp_path, monkeypatch):
     """A header that lies about everything is found out when a document lies far behind the one before."""
-    for name, value in (("_LOOK", 4), ("_PIECE", 16), ("_BLOCK", 4)):
-        monkeypatch.setattr(readers, name, value)
+    for room, name, value in ((blocks, "_LOOK", 4), (unpacking, "PIECE", 16), (blocks, "BLOCK", 4)):
+        monkeypatch.setattr(room, name, value)
     text = f"{10**18}\n9\n{10**18}\n" + "1 2 1\n1 1 1\n" * 9 + f"{10**17} 1 1\n" * 9
     with pytest.raises(
         CorpusError, match=r"corpus: expected the documents of a corpus, got at least 99,999,\S+ documents"
@@ -683,9 +684,9 @@ def test_records_that_cannot_be_read(tmp_path, kind, text, message):
 
 
 def test_long_lines_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "_PIECE", 64)
+    monkeypatch.setattr(unpacking, "PIECE", 64)
     monkeypatch.setattr(readers, "_LONGEST_TEXT", 200)
-    monkeypatch.setattr(readers, "_LONGEST_RECORD", 200)
+    monkeypatch.setattr(unpacking, "LONGEST_RECORD", 200)
     line = b"x" * 400
     for kind in ("text", "jsonl", "csv", "ldac", "svmlight", "files"):
         with pytest.raises(CorpusError, match=r"corpus(, line 3)?: expected a (line|document) of at most 200 bytes"):
@@ -781,8 +782,8 @@ def test_a_piece_at_once_is_its_lines_one_by_one(folder, text, kind):
     path = file(folder, text.encode())
     quick = outcome(path, format=kind)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readers, "_table", lambda *_: None)
-        patch.setattr(readers, "_pairs_at_once", lambda *_: None)
+        patch.setattr(counts, "_table", lambda *_: None)
+        patch.setattr(counts, "_pairs_at_once", lambda *_: None)
         careful = outcome(path, format=kind)
     assert type(quick) is type(careful), (quick, careful)
     if isinstance(quick, str):
@@ -798,9 +799,9 @@ def test_any_matrix_comes_back_in_pieces(folder, seed, docs, words, kind):
     X = scipy.sparse.csr_array(rng.poisson(rng.choice([0.02, 0.5, 3]), (docs, words)) * rng.choice([1, 0.5]))
     path = file(folder, COUNTS[kind](X))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readers, "_PIECE", int(rng.integers(16, 200)))
-        patch.setattr(readers, "_BLOCK", int(rng.integers(4, 50)))
-        patch.setattr(readers, "_LOOK", int(rng.integers(1, 50)))
+        patch.setattr(unpacking, "PIECE", int(rng.integers(16, 200)))
+        patch.setattr(blocks, "BLOCK", int(rng.integers(4, 50)))
+        patch.setattr(blocks, "_LOOK", int(rng.integers(1, 50)))
         assert_same(joined(open_source(path, format=kind)), X)
 
 
@@ -810,8 +811,8 @@ def test_speed_of_the_quick_path(tmp_path, monkeypatch):
     def careful(*_):
         raise AssertionError("line by line")
 
-    monkeypatch.setattr(readers, "_table_slowly", careful)
-    monkeypatch.setattr(readers, "_pairs_slowly", careful)
+    monkeypatch.setattr(counts, "_table_slowly", careful)
+    monkeypatch.setattr(counts, "_pairs_slowly", careful)
     for fractions, end in itertools.product((False, True), (b"\n", b"\r\n", b" \n")):
         X = matrix(fractions=fractions)
         for write in (uci, mm, ldac, svmlight):

@@ -19,8 +19,9 @@ from sklearn.feature_extraction.text import CountVectorizer
 from test_text import TEXTS, TOKENS
 
 from smoothgrad_jax import Corpus, counting, open_source, text
-from smoothgrad_jax.readers import Block, CorpusError
+from smoothgrad_jax.blocks import Block
 from smoothgrad_jax.store import Stored, convert, is_folder, open_folder, read
+from smoothgrad_jax.unpacking import CorpusError
 
 ALL = {"min_df": 1, "max_df": 1.0, "max_features": None}
 TALES = ["the star and the moon", "", "a moon, a Moon! a dusty moon", "star dust", "12 34 of"] * 2

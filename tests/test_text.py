@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from sklearn.feature_extraction.text import CountVectorizer
 
 from smoothgrad_jax import text
-from smoothgrad_jax.readers import CorpusError
 from smoothgrad_jax.text import count_texts
+from smoothgrad_jax.unpacking import CorpusError
 
 # Few different words, so that they repeat; upper case, accents, digits, hyphens, and characters that are no words.
 WORDS = [
