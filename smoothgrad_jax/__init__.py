@@ -3,7 +3,7 @@
 Names are imported when they are first used: the command answers ``--help`` without waiting for jax.
 """
 
-import importlib
+import importlib.util
 from typing import Any
 
 __version__ = "0.1.0"
@@ -25,7 +25,11 @@ _ROOMS = {
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
 _OPEN = ("diagnostics", "dirichlet", "store", "text", "window")  # rooms that are used by their own name
 
-__all__ = sorted([*_HOME, *_OPEN], key=lambda name: (name != name.upper(), name[0].islower(), name))
+# `from smoothgrad_jax import *` is not to fail for want of an extra.
+_missing = () if importlib.util.find_spec("sklearn") else _ROOMS["estimator"]
+__all__ = sorted(
+    {*_HOME, *_OPEN}.difference(_missing), key=lambda name: (name != name.upper(), name[0].islower(), name)
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -55,9 +55,14 @@ class Header(NamedTuple):
     lines: int = 0
 
 
+def most_words(num_entries: int) -> int:
+    """As many words as this number of entries bears out: arrays are as long as the vocabulary, and files may lie."""
+    return 2**24 + 100 * num_entries
+
+
 def check_header(path: Path, header: Header) -> Header:
     """The header, if its numbers can be those of a corpus."""
-    if header.num_words > MOST_WORDS or header.num_words > 2**24 + 100 * header.num_entries:
+    if header.num_words > MOST_WORDS or header.num_words > most_words(header.num_entries):
         what = f"{header.num_words:,} words for {plural(header.num_entries, 'entry')}"
     elif header.num_docs > 2**20 + 100 * header.num_entries:
         what = f"{header.num_docs:,} documents for {plural(header.num_entries, 'entry')}"

@@ -12,6 +12,7 @@ imported when there is some.
 """
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 
@@ -33,6 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
       The exit code.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a word that the terminal does not know is no reason to stop
     args = build_parser().parse_args(argv)
     try:
         from smoothgrad_jax import commands
@@ -58,7 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
     demo.add_argument("--out", default="smoothgrad-demo", metavar="DIR", help="model and report (%(default)s)")
     demo.add_argument("--topics", type=_positive, default=30, metavar="K", help="number of topics (%(default)s)")
     demo.add_argument("--passes", type=_positive, default=10, metavar="N", help="passes over the texts (%(default)s)")
-    demo.add_argument("--seed", type=int, default=0, help="random seed (%(default)s)")
+    demo.add_argument("--seed", type=_seed, default=0, help="random seed (%(default)s)")
 
     fit = commands.add_parser("fit", help="learn topics, and save a model")
     _add_inputs(fit)
@@ -68,7 +72,11 @@ def build_parser() -> argparse.ArgumentParser:
     fit.add_argument("--resume", action="store_true", help="go on from the last checkpoint in MODEL")
     fit.add_argument("--overwrite", action="store_true", help="replace a model that is in MODEL")
     fit.add_argument(
-        "--checkpoint-every", type=float, default=60, metavar="S", help="seconds between checkpoints; 0: none (60)"
+        "--checkpoint-every",
+        type=float,
+        default=60,
+        metavar="S",
+        help="seconds between checkpoints; 0: only at Ctrl-C (60)",
     )
     fit.add_argument(
         "--slots", choices=("float32", "bfloat16", "uint8"), help="how the window is kept; less memory for a large L"
@@ -146,7 +154,7 @@ def _add_training(parser):
     group.add_argument("--tau", type=float, help="step sizes are (τ + t)^−κ (minibatches in a pass, at most 64)")
     group.add_argument("--kappa", type=float, help="in (0.5, 1] to converge (0.7)")
     group.add_argument("--held-out", type=int, metavar="N", help="documents set aside to score (5%%, at most 1,000)")
-    group.add_argument("--seed", type=int, help="random seed (0)")
+    group.add_argument("--seed", type=_seed, help="random seed (0)")
     group.add_argument("--threads", type=_positive, metavar="N", help="(one a core, up to 8)")
 
 
@@ -158,6 +166,13 @@ def _positive(text):
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text}")
+    return value
+
+
+def _seed(text):
+    value = int(text)
+    if not 0 <= value < 2**31:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0 to 2³¹ − 1, got {text}")
     return value
 
 

@@ -80,10 +80,9 @@ def fit(args: Any) -> int:
     settings = _settings(args, stored, last)
     run = Run(stored, settings, last, args.threads)
     _say(f"{_size(stored)}; {settings['topics']} topics, window {settings['window']}")
-    out.mkdir(parents=True, exist_ok=True)
     if args.overwrite and not args.resume:
         checkpoints.clear()
-    code = _train(run, args.json, checkpoints if args.checkpoint_every > 0 else None, args.checkpoint_every)
+    code = _train(run, args.json, checkpoints, args.checkpoint_every or None)
     model = run.model()
     saved.save_model(out, model)
     if args.json:
@@ -103,7 +102,7 @@ def topics(args: Any) -> int:
     """Model → its topics, the largest first."""
     model = saved.load_model(args.model)
     if args.json:
-        words, share = model.top_words(args.words), _prevalence(model)
+        words, share = model.top_words(args.words), model.shares()
         for k in np.argsort(-share, kind="stable").tolist():
             _emit({"topic": k, "share": float(share[k]), "words": [{"word": w, "p": p} for w, p in words[k]]})
     else:
@@ -177,16 +176,23 @@ def sweep(args: Any) -> int:
                 print(f"{line[0].passes:6.2f}" + "".join(f"{each.score:12.4f}" for each in line), flush=True)
     except KeyboardInterrupt:
         code = INTERRUPTED
+    except NotFiniteError as error:
+        _say(str(error))
+        code = 1
     curves = {str(window): run.history for window, run in zip(args.windows, side_by_side, strict=True)}
     (out / "sweep.json").write_text(json.dumps({"settings": settings, "curves": curves}, indent=1))
-    if all(curves.values()):
-        score, best = max((curve[-1]["score"], window) for window, curve in curves.items())
-        picture = _draw(out / "sweep.png", curves)
-        if args.json:
-            _emit({"event": "interrupted" if code else "done", "best_window": best, "score": score})
-        else:
-            print(f"best at the end: L = {best}, {score:.4f}")
-            print(f"curves: {out / 'sweep.json'}" + (f", {picture}" if picture else ""))
+    number = min(map(len, curves.values()))  # of scores that all have
+    if not number:
+        _say("it ended before the first score")
+        return code
+    score, best = max((curve[number - 1]["score"], window) for window, curve in curves.items())
+    picture = _draw(out / "sweep.png", curves)
+    if args.json:
+        state = {0: "done", INTERRUPTED: "interrupted"}.get(code, "failed")
+        _emit({"event": state, "best_window": best, "score": score})
+    else:
+        print(f"best at the end: L = {best}, {score:.4f}")
+        print(f"curves: {out / 'sweep.json'}" + (f", {picture}" if picture else ""))
     return code
 
 
@@ -214,7 +220,6 @@ def demo(args: Any) -> int:
     given = {"topics": args.topics, "seed": args.seed, "passes": args.passes}
     _say(f"{_size(stored)}; {args.topics} topics")
     run = Run(stored, runs.settings(stored.corpus.num_docs, given) | provenance(stored))
-    out.mkdir(parents=True, exist_ok=True)
     code = _train(run, as_json=False)
     model = run.model()
     saved.save_model(out, model)
@@ -227,7 +232,7 @@ def demo(args: Any) -> int:
     return code
 
 
-def _train(run, as_json, checkpoints=None, every=math.inf):
+def _train(run, as_json, checkpoints=None, every=None):
     """Train to the end or an interruption, showing it; the exit code."""
 
     def lines(reports):
@@ -245,16 +250,18 @@ def _train(run, as_json, checkpoints=None, every=math.inf):
 
 def _last_checkpoint(out, checkpoints, args):
     """The checkpoint to go on from; or None for a new run, if nothing would be lost by it."""
-    if args.resume:
-        last = checkpoints.latest()
-        if last is None:
-            raise CommandError(f"{out}: there is no checkpoint to resume from; leave --resume out to begin")
-        return last
     if out.exists() and not out.is_dir():
         raise CommandError(f"{out}: expected a folder, or none yet; got a file")
-    if not args.overwrite and out.is_dir() and any(out.iterdir()):
-        raise CommandError(f"{out}: is not empty; --resume goes on with the run that is there, --overwrite replaces it")
-    return None
+    if args.overwrite and not args.resume:
+        return None
+    last = checkpoints.latest()
+    if last and not args.resume:
+        raise CommandError(f"{out}: there is a run already; --resume goes on with it, --overwrite replaces it")
+    # What a run leaves that is killed before its first checkpoint is nothing to be careful with.
+    if not last and out.is_dir() and {path.name for path in out.iterdir()} - {"checkpoints"}:
+        what = "no checkpoint to resume from" if args.resume else "is not empty"
+        raise CommandError(f"{out}: {what}; --overwrite begins anew")
+    return last
 
 
 def _settings(args, stored, last=None):
@@ -326,7 +333,7 @@ def _aligned(args, model) -> Iterator[Any]:
         _say(f"{(number < 0).sum():,} of {len(number):,} words are not in the model, and are left out")
     elif corpus.num_words > num_words:
         raise CommandError(f"the documents have {corpus.num_words:,} words, the model {num_words:,}")
-    for part in inference.parts(corpus):
+    for part in corpus.parts():
         table = documents.as_table(part)
         if number is not None:
             entries = table.tocoo()
@@ -347,15 +354,8 @@ def _texts(source, model):
     return (" ".join(words[w] for w in corpus.indices[a:b].tolist()) for a, b in spans)
 
 
-def _prevalence(model):
-    if model.prevalence is not None:
-        return np.asarray(model.prevalence)
-    mass = np.asarray(model.lam, np.float64).sum(0)
-    return mass / mass.sum()
-
-
 def _print_topics(model, num_words, most=None):
-    share, words = _prevalence(model), model.top_words(num_words)
+    share, words = model.shares(), model.top_words(num_words)
     order = np.argsort(-share, kind="stable").tolist()
     for k in order[:most]:
         print(f"{k:4d} {100 * share[k]:5.1f} %  {' '.join(word for word, _ in words[k])}")

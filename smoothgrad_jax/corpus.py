@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
+import scipy.sparse
 
 from smoothgrad_jax import documents
 from smoothgrad_jax.documents import Batch, Layout
@@ -42,7 +43,7 @@ class Corpus(NamedTuple):
       num_words: V.
 
     Example:
-      >>> corpus = Corpus.of([[2, 0, 1], [0, 0, 0], [0, 3, 0]])
+      >>> corpus = Corpus.of(np.array([[2, 0, 1], [0, 0, 0], [0, 3, 0]]))
       >>> corpus.num_docs, corpus.num_words, corpus.part(1, 3).num_docs
       (3, 3, 2)
     """
@@ -75,6 +76,27 @@ class Corpus(NamedTuple):
         if not 0 <= first < last <= self.num_docs:
             raise ValueError(f"expected 0 ≤ first < last ≤ {self.num_docs}; got {first} and {last}")
         return self._replace(indptr=self.indptr[first : last + 1])
+
+    def parts(self, size: int = 8_192) -> Iterator["Corpus"]:
+        """The corpus in parts of that many documents, one after the other, as views."""
+        for first in range(0, self.num_docs, size):
+            yield self.part(first, min(first + size, self.num_docs))
+
+    def select(self, rows: Any) -> scipy.sparse.csr_array:
+        """Some documents, copied into memory."""
+        rows = documents.check_rows(rows, self.num_docs)
+        places = documents.entries(self, rows)
+        indptr = np.concatenate([[0], np.cumsum(self.indptr[rows + 1] - self.indptr[rows])])
+        arrays = np.asarray(self.data[places]), np.asarray(self.indices[places], np.int32), indptr
+        return scipy.sparse.csr_array(arrays, (len(rows), self.num_words))
+
+    def word_counts(self) -> np.ndarray:
+        """How often each word occurs [V]; reads all of the corpus, a part at a time."""
+        counts = np.zeros(self.num_words)
+        for part in self.parts(1 << 16):
+            entries = slice(part.indptr[0], part.indptr[-1])
+            counts += np.bincount(part.indices[entries], part.data[entries], self.num_words)
+        return counts
 
     def layout(self, batch_size: int) -> Layout:
         """The shape of minibatches of this size (at most D), from the lengths of all documents and a few minibatches.

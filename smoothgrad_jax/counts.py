@@ -226,12 +226,16 @@ def _table_slowly(path, first, piece, header, base, read, latest):
 
 def _pair_blocks(path, source, base):
     last = base + (blocks.MOST_WORDS if source.num_words is None else source.num_words) - 1
-    lengths, words, counts, held = [], [], [], 0
+    lengths, words, counts, held, seen = [], [], [], 0, 0
     for parts in itertools.chain(_pairs(path, source, base, last), [None]):
         if parts is not None:
             for column, part in zip((lengths, words, counts), parts, strict=True):
                 column.append(part)
             held += len(parts[0]) + len(parts[1])
+            seen += len(parts[1])
+            largest = int(parts[1].max()) if len(parts[1]) else 0
+            if source.num_words is None and largest > blocks.most_words(seen):
+                raise wrong(path, f"word id {largest:,} after {seen:,} entries: expected ids that number the words")
         if lengths and (parts is None or held >= blocks.BLOCK):
             indptr = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
             yield block_of(path, indptr, np.concatenate(words) - base, np.concatenate(counts))

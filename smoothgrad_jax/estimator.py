@@ -15,6 +15,8 @@ The names and their meanings are those of :class:`sklearn.decomposition.LatentDi
 
 import math
 import numbers
+import zlib
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -24,6 +26,7 @@ from smoothgrad_jax import inference, lda, priors, progress, saved, svi, trainin
 from smoothgrad_jax.corpus import Corpus, default_batch_size
 from smoothgrad_jax.documents import Layout
 from smoothgrad_jax.lda import LDA
+from smoothgrad_jax.rows import RowState
 
 try:
     from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
@@ -191,7 +194,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         corpus = Corpus.of(X)
         model = self._first_model(corpus.num_docs)
         size = min(self.batch_size or default_batch_size(corpus.num_docs), corpus.num_docs)
-        a_pass, steps = -(-corpus.num_docs // size), -(-self.max_iter * corpus.num_docs // size)
+        steps = -(-self.max_iter * corpus.num_docs // size)
         learns = "auto" in (_kind(self.doc_topic_prior), _kind(self.topic_word_prior))
         run = training.fit(
             corpus,
@@ -203,16 +206,15 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             batch_size=size,
             key=key,
             held_out=held_out,
-            score_every=a_pass if held_out is not None else None,
+            score_every=max(1, round(corpus.num_docs / size)) if held_out is not None else None,
             every=max(_LEAST_STEPS, steps // _UPDATES) if learns else None,
             tol=self.mean_change_tol,
             max_iter=self.max_doc_update_iter,
             threads=self.n_jobs,
         )
-        self._fitted_dtype, self._state, self._layout = X.dtype, None, None
-        self.validation_scores_ = []
+        self._begin(X.dtype)
         learner = _PriorLearner(self, X, order) if learns else None
-        try:
+        with self._keeping(run):
             for report in progress.watch(run, steps=steps) if self.verbose else run:
                 if learner:
                     run.model = learner.learn(run.model, run.params)
@@ -220,11 +222,8 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
                     self.validation_scores_.append(report.score)
                     if self.early_stopping and self._has_converged():
                         break
-        finally:
-            run.close()
-            self.n_batch_iter_ = run.step
-            self.n_iter_ = math.ceil(self.n_batch_iter_ / a_pass)
-            self._keep(run.model, run.params)
+        self._state = None  # the window of a run over all documents is nothing that other documents should go into
+        self.n_iter_ = min(math.ceil(run.step * size / corpus.num_docs), self.max_iter)
         return self
 
     def partial_fit(self, X, y=None):
@@ -246,19 +245,21 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         X = self._validated(X, reset=first)
         self._check_parameters()
         if first:
-            self._fitted_dtype, self._state, self._layout = X.dtype, None, None
-            self.n_batch_iter_, self.n_iter_, self.validation_scores_ = 0, 0, []
+            self._begin(X.dtype)
             start = self._first_topics(self._randomness()[0])
             model = self._first_model(self.total_samples)
         else:
-            start = self._state if self._state is not None else self._lam()
+            # Topics that were edited are what counts; the window is of those before.
+            goes_on = self._state is not None and self._mark == _mark(self.components_)
+            start = self._state if goes_on else self._lam()
             model = self._model(self.total_samples)
         corpus = Corpus.of(X)
         size = self.batch_size or default_batch_size(self.total_samples)
         pieces = np.array_split(np.arange(corpus.num_docs), max(1, round(corpus.num_docs / size)))
         if self._layout is None:
             self._layout = tuple(corpus.layout(len(pieces[0])))
-        layout, before = Layout(*self._layout), self.n_batch_iter_ if self._state is None else 0
+        layout = Layout(*self._layout)
+        before = self.n_batch_iter_ - (start.step if isinstance(start, RowState) else 0)
         rho, window = self._rho(self.total_samples / size), self.window
         run = training.fit(
             [corpus.pack(rows, layout) for rows in pieces],
@@ -268,12 +269,10 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             rho=(lambda step: rho(step + before)) if callable(rho) else rho,
             tol=self.mean_change_tol,
             max_iter=self.max_doc_update_iter,
-            threads=self.n_jobs,
+            threads=None if isinstance(start, RowState) else self.n_jobs,
         )
-        run.finish()
-        self.n_batch_iter_ += len(pieces)
-        self._keep(model, run.params)
-        self._state = run.state
+        with self._keeping(run, before):
+            run.finish()
         return self
 
     def transform(self, X):
@@ -415,11 +414,23 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
     def _model(self, num_docs):
         return LDA(self.doc_topic_prior_, _word_major(self.topic_word_prior_), num_docs)
 
-    def _keep(self, model, lam):
-        self.components_ = np.asarray(lam).T.astype(self._fitted_dtype)
-        self._num_docs = int(model.num_docs)
-        self.doc_topic_prior_ = model.alpha
-        self.topic_word_prior_ = model.eta.T if np.ndim(model.eta) else model.eta
+    def _begin(self, dtype):
+        self._fitted_dtype, self._state, self._layout = dtype, None, None
+        self.n_batch_iter_, self.n_iter_, self.validation_scores_ = 0, 0, []
+
+    @contextmanager
+    def _keeping(self, run, before=0):
+        """Whatever ends a run, what was learned is kept, with the state that it can go on from."""
+        try:
+            yield
+        finally:
+            run.close()
+            model, self._state = run.model, run.state
+            self.n_batch_iter_ = before + run.step
+            self.components_ = np.asarray(run.params).T.astype(self._fitted_dtype)
+            self._mark, self._num_docs = _mark(self.components_), int(model.num_docs)
+            self.doc_topic_prior_ = model.alpha
+            self.topic_word_prior_ = model.eta.T if np.ndim(model.eta) else model.eta
 
     def _lam(self):
         return np.ascontiguousarray(np.asarray(self.components_, np.float32).T)
@@ -449,6 +460,10 @@ class _PriorLearner:
             eta = priors.fit_symmetric(priors.mean_log(lam, 0), len(lam), model.eta)
             model = model._replace(eta=eta)
         return model
+
+
+def _mark(components):
+    return zlib.crc32(np.ascontiguousarray(components))
 
 
 def _kind(prior):

@@ -10,8 +10,6 @@ A document's γ depends on its words, the topics and the prior, and on no other 
 that its own length asks for. Nothing is drawn at random but the halves of :func:`completion`.
 """
 
-import itertools
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -73,12 +71,14 @@ def posteriors(
     lam = jnp.asarray(lam)
     size = min(_CHUNK, corpus.num_docs)
     starts = np.arange(0, corpus.num_docs, size)
-    layout = _layout(corpus, starts, size)
+    lengths = np.diff(corpus.indptr)
+    shortest, layout = int(lengths.argmin()), _layout(corpus, lengths, starts, size)
     out = np.empty((corpus.num_docs, lam.shape[1]), lam.dtype)
 
     def fit(start):
-        # The last chunk is filled up with its last document, so that all have one shape.
-        batch = corpus.pack(np.minimum(start + np.arange(size), corpus.num_docs - 1), layout)
+        # The last chunk is filled up with the shortest document, so that all have one shape.
+        chunk = start + np.arange(size)
+        batch = corpus.pack(np.where(chunk < corpus.num_docs, chunk, shortest), layout)
         gamma = np.asarray(_fit(model, lam, batch, tol, max_iter))
         out[start : start + size] = gamma[: len(out) - start]
 
@@ -99,7 +99,7 @@ def proportions(model: LDA, lam: Any, X: Any, **options: Any) -> np.ndarray:
     Example:
       >>> import numpy as np
       >>> lam = np.array([[9, 1], [9, 1], [1, 9]], np.float32)  # three words, two topics
-      >>> theta = proportions(LDA(0.1, 0.1, 1), lam, [[3, 2, 0], [0, 0, 4]])
+      >>> theta = proportions(LDA(0.1, 0.1, 1), lam, np.array([[3, 2, 0], [0, 0, 4]]))
       >>> theta.argmax(1).tolist()
       [0, 1]
     """
@@ -137,13 +137,6 @@ def completion(model: LDA, lam: Any, X: Any, key: jax.Array | None = None, **opt
     )
 
 
-def parts(corpus: Corpus, size: int = 8_192) -> Iterator[Corpus]:
-    """A corpus of any size in parts that fit into memory, one after the other."""
-    bounds = itertools.chain(range(0, corpus.num_docs, size), [corpus.num_docs])
-    for first, last in itertools.pairwise(bounds):
-        yield corpus.part(first, last)
-
-
 @partial(jax.jit, compiler_options=rows.ALONE)
 def _fit(model, lam, batch, tol, max_iter):
     table, _ = lda.topic_table(lam, batch)
@@ -151,9 +144,11 @@ def _fit(model, lam, batch, tol, max_iter):
     return info.gamma
 
 
-def _layout(corpus, starts, size):
-    """One shape for all chunks: the widths that the lengths ask for, and room for the chunk with most entries."""
+def _layout(corpus, lengths, starts, size):
+    """One shape for all chunks: the widths that the lengths ask for, and room for the chunk with most entries.
+
+    Never less than a block of words, as a smaller table would be another program, with other last bits.
+    """
     ends = np.minimum(starts + size, corpus.num_docs)
-    lengths = np.diff(corpus.indptr)
-    entries = int((corpus.indptr[ends] - corpus.indptr[starts]).max()) + size * int(lengths[-1])
-    return documents.ladder_layout(lengths, entries, corpus.num_words)
+    entries = int((corpus.indptr[ends] - corpus.indptr[starts]).max()) + size * int(lengths.min())
+    return documents.ladder_layout(lengths, max(entries, lda.BLOCK), max(corpus.num_words, lda.BLOCK))

@@ -36,7 +36,7 @@ from jax import lax
 from smoothgrad_jax import dirichlet, documents
 from smoothgrad_jax.documents import Batch
 
-_BLOCK = 1024  # words whose β̃ is computed at a time
+BLOCK = 1024  # words whose β̃ is computed at a time
 _LANES = 8  # topics are padded to a multiple of this: XLA's dot is 1.5 times faster for K = 104 than for K = 100
 _RELAXATION = 1.6  # ω: 10.6 evaluations a document where ω = 1 takes 13.5 (arxiv, K = 100)
 
@@ -326,7 +326,7 @@ def topic_table(lam: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
     """
     total = jnp.maximum(lam, jnp.finfo(lam.dtype).tiny).sum(0, keepdims=True)
     num_rows = batch.vocabulary.shape[0]
-    block = min(_BLOCK, num_rows)
+    block = min(BLOCK, num_rows)
 
     def fill(i, carry):
         table, log_scale = carry

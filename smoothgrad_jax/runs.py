@@ -31,9 +31,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.sparse
 
-from smoothgrad_jax import documents, inference, lda, saved, svi, training
+from smoothgrad_jax import lda, saved, svi, training
 from smoothgrad_jax.corpus import default_batch_size
 from smoothgrad_jax.lda import LDA
 from smoothgrad_jax.saved import SavedModel
@@ -100,10 +99,9 @@ class Run:
     Attributes:
       steps: Number of steps in all.
       history: A record for every score.
-      held_out: The documents set aside, or None.
 
     Raises:
-      ValueError: The settings do not fit, or nothing is left to do.
+      ValueError: The settings do not fit.
     """
 
     def __init__(self, stored: Any, settings: Mapping[str, Any], last: Any = None, threads: int | None = None) -> None:
@@ -112,12 +110,10 @@ class Run:
         order = np.random.default_rng(settings["seed"]).permutation(corpus.num_docs)
         order = order.astype(np.int32 if corpus.num_docs < 2**31 else np.int64)
         aside, rows = (np.sort(each) for each in np.split(order, [settings["held_out"]]))
-        self.held_out = _select(corpus, aside) if aside.size else None
         size = min(settings["batch_size"], rows.size)
         self.steps = max(1, math.ceil(settings["passes"] * rows.size / size))
         first = last.step if last else 0
-        if first >= self.steps:
-            raise ValueError(f"the run is at its end, step {first:,} of {self.steps:,}; to go on, ask for more passes")
+        self._over = first >= self.steps
         self.history = list(last.history) if last else []
         self._passes_before = first * size / rows.size
         self._num_docs = int(rows.size)
@@ -128,11 +124,11 @@ class Run:
             last.state if last else lda.init_topics(key, corpus.num_words, settings["topics"]),
             window=float(settings["window"]),
             rho=svi.robbins_monro(settings["tau"], settings["kappa"]),
-            steps=self.steps - first,
+            steps=max(self.steps - first, 1),
             batch_size=settings["batch_size"],
             key=key,
             rows=rows,
-            held_out=self.held_out,
+            held_out=corpus.select(aside) if aside.size else None,
             score_every=max(1, self.steps // _SCORES),
             threads=None if last else threads,
             dtype=jnp.dtype(settings["slots"]),
@@ -144,8 +140,11 @@ class Run:
         return self._training.step
 
     def reports(self) -> Iterator[training.Progress]:
-        """Train, and pass on the reports, with passes counted from the very first step; scores go into the history."""
-        for report in self._training:
+        """Train, and pass on the reports, with passes counted from the very first step; scores go into the history.
+
+        Of a run that goes on from its end there are none.
+        """
+        for report in () if self._over else self._training:
             report = report._replace(passes=report.passes + self._passes_before)
             if report.score is not None:
                 self.history.append(record(report))
@@ -155,14 +154,14 @@ class Run:
         self,
         watch: Callable[[Iterator[training.Progress]], Iterator[Any]] = iter,
         checkpoints: saved.Checkpoints | None = None,
-        every: float = 60.0,
+        every: float | None = 60.0,
     ) -> bool:
         """Train to the end.
 
         Args:
           watch: What the reports go through, such as a bar that shows them.
           checkpoints: Where to write checkpoints: every so many seconds, when interrupted, and at the end.
-          every: Seconds.
+          every: Seconds; None for a checkpoint when interrupted only.
 
         Returns:
           Whether the end was reached; Ctrl-C and SIGTERM end the run after a whole step.
@@ -174,13 +173,13 @@ class Run:
         try:
             with _terminated_like_ctrl_c():
                 for _ in watch(self.reports()):
-                    if checkpoints and time.monotonic() - written >= every:
+                    if checkpoints and every is not None and time.monotonic() - written >= every:
                         checkpoints.write(self._training, self._settings, self.history)
                         written = time.monotonic()
                 finished = True
         except KeyboardInterrupt:
             pass  # what was learned is worth keeping
-        if checkpoints:
+        if checkpoints and not (finished and (every is None or self._over)):
             checkpoints.write(self._training, self._settings, self.history)
         return finished
 
@@ -197,29 +196,13 @@ class Run:
             settings=self._settings,
             history=self.history,
             prevalence=learned / learned.sum() if learned.sum() else None,
-            word_counts=_word_counts(self._stored.corpus),
+            word_counts=self._stored.corpus.word_counts(),
         )
 
 
 def record(report: training.Progress) -> dict[str, Any]:
     """A report as the history keeps it."""
     return {name: getattr(report, name) for name in ("step", "passes", "seconds", "rate", "score")}
-
-
-def _select(corpus, rows):
-    """Some documents of a corpus, in memory."""
-    places = documents.entries(corpus, rows)
-    indptr = np.concatenate([[0], np.cumsum(corpus.indptr[rows + 1] - corpus.indptr[rows])])
-    arrays = np.asarray(corpus.data[places]), np.asarray(corpus.indices[places], np.int32), indptr
-    return scipy.sparse.csr_array(arrays, (len(rows), corpus.num_words))
-
-
-def _word_counts(corpus):
-    counts = np.zeros(corpus.num_words)
-    for part in inference.parts(corpus, 1 << 16):
-        entries = slice(part.indptr[0], part.indptr[-1])
-        counts += np.bincount(part.indices[entries], part.data[entries], corpus.num_words)
-    return counts
 
 
 @contextmanager

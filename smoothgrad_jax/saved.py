@@ -94,6 +94,11 @@ class SavedModel(NamedTuple):
         lam = np.asarray(self.lam, np.float64)
         return (lam / lam.sum(0)).T
 
+    def shares(self) -> np.ndarray:
+        """How much of the corpus each topic explains [K], in float64; from λ where it was not kept."""
+        mass = np.asarray(self.lam).sum(0, dtype=np.float64) if self.prevalence is None else self.prevalence
+        return np.asarray(mass, np.float64) / np.sum(mass)
+
     def words(self) -> list[str]:
         """The vocabulary; where there is none, the numbers of the words."""
         return list(self.vocabulary) if self.vocabulary is not None else [str(w) for w in range(len(self.lam))]

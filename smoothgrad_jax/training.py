@@ -596,4 +596,4 @@ def _not_finite(step):
 
 def _num_threads(work):
     """As many threads as there are cores, unless a minibatch of so many entries times topics has little for each."""
-    return max(1, min(rows.num_cores(), round(work / _LEAST_WORK)))
+    return max(1, round(min(rows.num_cores(), work / _LEAST_WORK)))

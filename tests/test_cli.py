@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smoothgrad_jax import docstrings, load_model, progress
+from smoothgrad_jax import cli, docstrings, load_model, progress, readers
 from smoothgrad_jax.cli import build_parser, main
 from smoothgrad_jax.runs import settings
 
@@ -141,8 +141,10 @@ def test_more_passes_go_on_from_the_end(model, texts, folder, capsys):
     assert main(["fit", str(texts), "--out", str(folder / "twelve"), *twelve]) == 0
     half = folder / "half"
     assert main(["fit", str(texts), "--out", str(half), *COMMON]) == 0
-    assert main(["fit", str(texts), "--out", str(half), "--resume"]) == 1
-    assert "the run is at its end" in capsys.readouterr().err
+    # A run that was killed when all was done but the model is finished by --resume.
+    (half / "model.json").unlink()
+    assert main(["fit", str(texts), "--out", str(half), "--resume"]) == 0
+    np.testing.assert_array_equal(load_model(half).lam, load_model(model).lam)
     assert main(["fit", str(texts), "--out", str(half), "--resume", "--topics", "4"]) == 1
     assert "topics was 3, now 4" in capsys.readouterr().err
     assert main(["fit", str(texts), "--out", str(half), "--resume", "--passes", "12"]) == 0
@@ -195,9 +197,10 @@ def test_every_command_has_help(capsys):
     [
         (["fit", "missing.txt", "--out", "m"], "missing.txt"),
         (["topics", "missing"], "missing: expected a model's folder, which is missing"),
-        (["fit", "texts.txt", "--out", "model", "--topics", "3"], "--resume goes on with the run that is there"),
+        (["fit", "texts.txt", "--out", "model", "--topics", "3"], "--resume goes on with it, --overwrite replaces it"),
+        (["fit", "texts.txt", "--out", "cache", "--topics", "3"], "cache: is not empty"),
         (["fit", "texts.txt", "--out", "texts.txt"], "expected a folder, or none yet; got a file"),
-        (["fit", "texts.txt", "--out", "new", "--resume"], "there is no checkpoint to resume from"),
+        (["fit", "texts.txt", "--out", "cache", "--resume"], "cache: no checkpoint to resume from"),
         (["fit", "texts.txt", "--out", "new", "--held-out", "300"], "300 documents are to be held out"),
         (["fit", "texts.txt", "--out", "new", "--format", "uci"], "texts.txt"),
         (["fit", "texts.txt", "--out", "new", "--min-df", "301"], "min_df"),
@@ -208,6 +211,7 @@ def test_every_command_has_help(capsys):
 )
 def test_what_goes_wrong_is_one_line(model, folder, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(folder)
+    (folder / "cache" / "something").mkdir(parents=True, exist_ok=True)
     assert main(arguments) == 1
     err = capsys.readouterr().err
     assert message in err
@@ -215,8 +219,39 @@ def test_what_goes_wrong_is_one_line(model, folder, monkeypatch, capsys, argumen
     assert not Path("new").exists()
 
 
+def test_what_is_left_by_a_run_killed_before_its_first_checkpoint_is_in_nobodys_way(texts, folder, capsys):
+    for extra in (["--resume"], []):
+        out = folder / f"killed early {len(extra)}"
+        (out / "checkpoints" / ".new-1").mkdir(parents=True)
+        assert main(["fit", str(texts), "--out", str(out), *COMMON[:3], "1", *COMMON[4:], *extra]) == 0
+        assert load_model(out).lam.shape == (30, 3)
+
+
+def test_a_missing_extra_is_one_line(texts):
+    program = (
+        "import sys; sys.modules['sklearn'] = sys.modules['joblib'] = None; from smoothgrad_jax.cli import main;"
+        f"sys.exit(main(['fit', {str(texts)!r}, '--out', 'nowhere']))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False)
+    assert ended.returncode == 1
+    assert 'pip install "smoothgrad_jax[' in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_formats_are_those_that_can_be_read():
+    assert cli.FORMATS == readers.FORMATS
+
+
+def test_words_that_a_terminal_does_not_know(model):
+    program = [sys.executable, "-m", "smoothgrad_jax", "fit", "--help"]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}
+    assert (
+        "step sizes" in subprocess.run(program, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+    )
+
+
 def test_wrong_arguments_are_code_2(capsys):
-    for arguments in (["fit", "x"], ["fit", "x", "--out", "m", "--topics", "0"], ["nothing"]):
+    for arguments in (["fit", "x"], ["fit", "x", "--out", "m", "--topics", "0"], ["nothing"], ["demo", "--seed", "-1"]):
         with pytest.raises(SystemExit) as end:
             main(arguments)
         assert end.value.code == 2

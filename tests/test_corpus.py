@@ -168,3 +168,16 @@ def test_a_layout_changes_shapes_and_not_contents(X):
     corpus = Corpus.of(X)
     rows = np.arange(30)
     np.testing.assert_array_equal(unpack(corpus.pack(rows, corpus.layout(30))), unpack(pack(X, rows)))
+
+
+def test_parts_selections_and_word_counts(rng):
+    X = scipy.sparse.csr_array(rng.poisson(0.3, (70, 20)))
+    corpus = Corpus.of(X)
+    parts = list(corpus.parts(30))
+    assert [part.num_docs for part in parts] == [30, 30, 10]
+    np.testing.assert_array_equal(
+        np.concatenate([part.select(np.arange(part.num_docs)).toarray() for part in parts]), X.toarray()
+    )
+    np.testing.assert_array_equal(corpus.select([5, 3, 3]).toarray(), X[[5, 3, 3]].toarray())
+    np.testing.assert_array_equal(corpus.word_counts(), X.sum(0))
+    np.testing.assert_array_equal(parts[1].word_counts(), X[30:60].sum(0))

@@ -114,6 +114,44 @@ def test_partial_fit_after_fit_keeps_the_topics(fitted, X):
     assert np.abs(model.components_ / fitted.components_ - 1).max() < 0.2
 
 
+def test_partial_fit_goes_on_with_the_schedule_after_fit(X, monkeypatch):
+    """ρ after 125 steps of fit is small, and stays so at the second call and the third."""
+    model = SmoothedLDA(K, total_samples=400, random_state=0).fit(X)
+    for _ in range(3):
+        before = model.components_
+        model.partial_fit(X[:32])
+        assert np.abs(model.components_ / before - 1).max() < 0.3
+    assert model.n_batch_iter_ == 128
+
+
+def test_partial_fit_follows_topics_that_were_edited(X):
+    model = SmoothedLDA(K, total_samples=400, random_state=0).partial_fit(X)
+    model.components_ = np.kron(np.eye(K), np.full(WORDS, 1000.0)) + 0.1
+    model.partial_fit(X[:32])
+    assert (model.components_.reshape(K, K, WORDS).sum(2).argmax(1) == np.arange(K)).all()
+
+
+def test_partial_fit_survives_an_interruption(X, monkeypatch):
+    model = SmoothedLDA(K, batch_size=50, total_samples=400, random_state=0, n_jobs=2).partial_fit(X[:100])
+
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Training, "__next__", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model.partial_fit(X)
+    model.partial_fit(X)
+    assert model.n_batch_iter_ == 10
+
+
+@pytest.mark.parametrize("num_docs", [33, 100, 390])
+def test_passes_are_counted(X, num_docs):
+    model = SmoothedLDA(K, max_iter=3, early_stopping=True, n_iter_no_change=9, random_state=0).fit(X[:num_docs])
+    assert model.n_iter_ == 3
+    assert len(model.validation_scores_) in (3, 4)
+
+
 def test_init_starts_from_given_topics(X):
     start = np.kron(np.eye(K), np.full(WORDS, 100.0)) + 0.1
     model = SmoothedLDA(K, init=start, batch_size=100, max_iter=1, random_state=0).fit(X)

@@ -23,7 +23,7 @@ ROOMS = {
     "svi": {"jax", "numpy", "window"},
     "transform": {"jax", "numpy", "optax", "window"},
     "diagnostics": {"jax", "window", "svi"},
-    "corpus": {"jax", "numpy", "documents"},
+    "corpus": {"jax", "numpy", "scipy", "documents"},
     "unpacking": set(),
     "blocks": {"numpy", "scipy", "unpacking"},
     "archives": {"numpy", "blocks", "unpacking"},
@@ -40,7 +40,7 @@ ROOMS = {
     "priors": {"numpy", "scipy"},
     "progress": {"tqdm"},
     "estimator": {"jax", "numpy", "sklearn", "corpus", "documents", "inference", "lda", "priors", "progress"}
-    | {"saved", "svi", "training"},
+    | {"rows", "saved", "svi", "training"},
     "runs": {"jax", "numpy", "scipy", "corpus", "documents", "inference", "lda", "saved", "svi", "training"},
     "docstrings": set(),
     "commands": {"numpy", "scipy", "matplotlib", "docstrings", "documents", "inference", "lda", "progress", "readers"}
@@ -150,10 +150,10 @@ def test_doctests():
     import jax.numpy as jnp
     import optax
 
-    from smoothgrad_jax import documents, text, transform
+    from smoothgrad_jax import corpus, documents, estimator, inference, priors, text, transform
 
     names = {"jnp": jnp, "optax": optax}
-    for module in (documents, text, transform):
+    for module in (corpus, documents, estimator, inference, priors, text, transform):
         result = doctest.testmod(module, extraglobs=names, optionflags=doctest.ELLIPSIS)
         assert result.attempted > 0
         assert result.failed == 0

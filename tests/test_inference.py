@@ -6,7 +6,7 @@ import oracle
 import pytest
 import scipy.sparse
 
-from smoothgrad_jax import LDA, Corpus, inference, log_predictive, split_documents
+from smoothgrad_jax import LDA, inference, log_predictive, split_documents
 
 V, K = 60, 4
 MODEL = LDA(np.array([0.1, 0.2, 0.3, 0.4], np.float32), 0.1, 1)
@@ -41,6 +41,19 @@ def test_a_document_is_fitted_by_itself(lam, X):
         np.testing.assert_array_equal(inference.proportions(MODEL, lam, X[rows], threads=1), theta[rows])
 
 
+@pytest.mark.parametrize("num_topics", [3, 8, 20])
+def test_also_of_many_words_and_long_documents(num_topics):
+    rng = np.random.default_rng(3)
+    lam = rng.gamma(0.3, 10, (3_000, num_topics)).astype(np.float32) + 0.01
+    X = scipy.sparse.random_array((40, 3_000), density=0.01, rng=rng, format="csr")
+    X.data = np.ceil(3 * X.data)
+    X = scipy.sparse.vstack([X, np.ones((1, 3_000))]).tocsr()  # the last one is long
+    model = LDA(0.1, 0.1, 1)
+    gamma = inference.posteriors(model, lam, X)
+    for d in range(41):
+        np.testing.assert_array_equal(inference.posteriors(model, lam, X[[d]])[0], gamma[d])
+
+
 def test_completion_is_log_predictive(lam, X):
     found = inference.completion(MODEL, lam, X, jax.random.key(7))
     halves = split_documents(X, jax.random.key(7))
@@ -52,13 +65,6 @@ def test_completion_is_log_predictive(lam, X):
 
 def test_nothing_to_predict_is_nan(lam):
     assert np.isnan(inference.completion(MODEL, lam, np.eye(V)[:3]).score)
-
-
-def test_parts_are_the_corpus(X):
-    corpus = Corpus.of(X)
-    parts = list(inference.parts(corpus, 300))
-    assert [part.num_docs for part in parts] == [300, 300, 100]
-    assert sum(part.indptr[-1] - part.indptr[0] for part in parts) == X.nnz
 
 
 def test_too_many_words(lam):
