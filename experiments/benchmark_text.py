@@ -98,6 +98,7 @@ def command(args):
                     LDA(1 / args.topics, 0.1, X.shape[0]),
                     init_topics(jax.random.key(0), X.shape[1], args.topics),
                     rho=robbins_monro(64, 0.7),
+                    batch_size=300,
                     key=jax.random.key(0),
                 )
                 *_, end = training

@@ -14,7 +14,7 @@ import pathlib
 import jax
 import scipy.sparse
 
-from smoothgrad_jax import LDA, Corpus, fit, init_topics, robbins_monro, split_documents
+from smoothgrad_jax import LDA, Corpus, fit, init_topics, robbins_monro, seed_topics, split_documents
 
 BASE = {"window": 10, "batch_size": 256, "tau": 64.0, "kappa": 0.7, "alpha": 0.02, "eta": 0.1}
 CHANGES = {
@@ -26,6 +26,10 @@ CHANGES = {
     "eta": (0.01, 0.5),
 }
 AFTER = (1, 2, 5, 10)  # passes
+STARTS = {
+    "seeds": seed_topics,
+    "noise": lambda key, corpus, num_topics: init_topics(key, corpus.num_words, num_topics),
+}
 
 
 def settings():
@@ -36,10 +40,10 @@ def settings():
             yield f"{name} = {value:g}", BASE | {name: value}
 
 
-def scores(corpus, halves, num_topics, seed, chosen):
+def scores(corpus, halves, num_topics, seed, chosen, start):
     """{passes: (score, seconds)} of one run."""
     model = LDA(chosen["alpha"], chosen["eta"], corpus.num_docs)
-    lam = init_topics(jax.random.key(seed), corpus.num_words, num_topics)
+    lam = start(jax.random.key(seed), corpus, num_topics)
     a_pass = -(-corpus.num_docs // chosen["batch_size"])
     training = fit(
         corpus,
@@ -65,6 +69,7 @@ def main():
     parser.add_argument("--held-out", type=int, default=1_000)
     parser.add_argument("--topics", type=int, default=50)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--start", choices=STARTS, default="seeds", help="topics lean to some documents, or are noise")
     parser.add_argument("--json", type=pathlib.Path)
     args = parser.parse_args()
     results = []
@@ -76,7 +81,7 @@ def main():
         print(f"{'':20}" + "".join(f"{after:>9} pass" for after in AFTER) + f"{'seconds':>10}")
         for label, chosen in settings():
             for seed in range(args.seeds):
-                found = scores(corpus, halves, args.topics, seed, chosen)
+                found = scores(corpus, halves, args.topics, seed, chosen, STARTS[args.start])
                 print(
                     f"{label:20}" + "".join(f"{found[after][0]:14.4f}" for after in AFTER) + f"{found[10][1]:10.1f}",
                     flush=True,

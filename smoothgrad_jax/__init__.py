@@ -13,7 +13,10 @@ _ROOMS = {
     "diagnostics": ("averaged_step", "bias_variance", "count_negative"),
     "documents": ("Batch", "pack"),
     "estimator": ("SmoothedLDA",),
-    "lda": ("LDA", "LocalInfo", "elbo", "init_topics", "local_step", "log_predictive", "split_documents", "topics"),
+    "lda": (
+        *("LDA", "LocalInfo", "elbo", "init_topics", "local_step", "log_predictive", "seed_topics", "split_documents"),
+        "topics",
+    ),
     "readers": ("Source", "open_source", "recognise"),
     "saved": ("Checkpoint", "Checkpoints", "LoadError", "SaveError", "SavedModel", "load_model", "save_model"),
     "report": ("Excerpt", "typical_documents", "write_report"),

@@ -19,6 +19,7 @@ from smoothgrad_jax.lda import elbo as elbo
 from smoothgrad_jax.lda import init_topics as init_topics
 from smoothgrad_jax.lda import local_step as local_step
 from smoothgrad_jax.lda import log_predictive as log_predictive
+from smoothgrad_jax.lda import seed_topics as seed_topics
 from smoothgrad_jax.lda import split_documents as split_documents
 from smoothgrad_jax.lda import topics as topics
 from smoothgrad_jax.readers import Source as Source

@@ -52,9 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """All commands and their options."""
-    parser = argparse.ArgumentParser(
-        prog="smoothgrad", description="Topics from text, by smoothed stochastic variational inference."
-    )
+    parser = _Parser(prog="smoothgrad", description="Topics from text, by smoothed stochastic variational inference.")
     parser.add_argument("--version", action="version", version=f"smoothgrad_jax {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
@@ -86,6 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     topics = commands.add_parser("topics", help="print the topics of a model")
     topics.add_argument("model", metavar="MODEL")
+    topics.add_argument("--all", action="store_true", help="also those that hold almost nothing")
     topics.add_argument("--words", type=_positive, default=10, metavar="N", help="words of a topic (%(default)s)")
     _add_json(topics)
 
@@ -162,18 +161,23 @@ def _add_json(parser):
     parser.add_argument("--json", action="store_true", help="JSON lines on the standard output, for programs")
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose complaints are one line."""
+
+    def error(self, message):
+        self.exit(2, f"{self.prog}: {message}; {self.prog} --help tells more\n")
+
+
 def _positive(text):
-    value = int(text)
-    if value < 1:
+    if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text}")
-    return value
+    return int(text)
 
 
 def _seed(text):
-    value = int(text)
-    if not 0 <= value < 2**31:
+    if not text.isdecimal() or not int(text) < 2**31:
         raise argparse.ArgumentTypeError(f"expected a whole number from 0 to 2³¹ − 1, got {text}")
-    return value
+    return int(text)
 
 
 def _share(text):

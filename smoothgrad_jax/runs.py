@@ -48,6 +48,7 @@ DEFAULTS = {
 }
 _PASSES, _ENOUGH = 10, 1_000_000  # passes, unless fewer show that many documents
 _HELD_OUT, _MOST_HELD_OUT = 0.05, 1_000  # share of the documents, and number
+_SEEDS = 10_000  # documents that topics are seeded from
 _SCORES = 20  # of the held-out documents during a run
 
 
@@ -121,7 +122,7 @@ class Run:
         self._training = training.fit(
             corpus,
             LDA(settings["alpha"], settings["eta"], self._num_docs),
-            last.state if last else lda.init_topics(key, corpus.num_words, settings["topics"]),
+            last.state if last else self._first_topics(key, rows),
             window=float(settings["window"]),
             rho=svi.robbins_monro(settings["tau"], settings["kappa"]),
             steps=max(self.steps - first, 1),
@@ -133,6 +134,10 @@ class Run:
             threads=None if last else threads,
             dtype=jnp.dtype(settings["slots"]),
         )
+
+    def _first_topics(self, key, rows):
+        some = self._stored.corpus.select(rows[:: -(-rows.size // _SEEDS)])  # spread over all
+        return lda.seed_topics(key, some, self._settings["topics"], num_docs=rows.size)
 
     @property
     def step(self) -> int:

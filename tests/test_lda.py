@@ -5,13 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+import scipy.sparse
 from sklearn.decomposition import LatentDirichletAllocation
 from sklearn.decomposition._lda import _update_doc_distribution
 
 from smoothgrad_jax import (
     LDA,
+    Corpus,
     elbo,
     init_topics,
+    lda,
     local_step,
     log_predictive,
     pack,
@@ -368,3 +371,19 @@ def test_float32_topics_with_float64_counts(x64):
 def test_log_predictive_needs_the_same_documents():
     with pytest.raises(ValueError, match="2 documents are observed, but 3 are held out"):
         log_predictive(LDA(0.1, 0.1, B), jnp.ones((V, K)), pack(np.eye(2, V)), pack(np.eye(3, V)))
+
+
+def test_seeded_topics_lean_to_documents(rng):
+    X = scipy.sparse.csr_array(rng.poisson(0.2, (500, 60)))
+    lam = lda.seed_topics(jax.random.key(3), X, 5)
+    assert lam.shape == (60, 5)
+    assert lam.dtype == np.float32
+    # What is above the noise is 0.3 of the words that a topic would have, were all equal.
+    noise = np.asarray(lda.init_topics(jax.random.key(3), 60, 5))
+    np.testing.assert_allclose((lam - noise).sum(0), 0.3 * X.sum() / 5, rtol=0.1)
+    assert (lam - noise).min() > -1e-5
+    part = lda.seed_topics(jax.random.key(3), Corpus.of(X).part(100, 200), 5, num_docs=500)
+    np.testing.assert_allclose((part - noise).sum(0), 0.3 * X.sum() / 5, rtol=0.2)
+    assert not np.allclose(part, lam, rtol=0.2)
+    few = lda.seed_topics(jax.random.key(3), X[:3], 5)  # documents are drawn more than once
+    assert np.isfinite(few).all()
