@@ -124,28 +124,34 @@ class SavedModel(NamedTuple):
         lam = np.asarray(self.lam, None if jax.config.jax_enable_x64 else np.float32)
         return inference.proportions(self.lda(), lam, documents, **options)
 
-    def pyldavis_inputs(self, corpus: Any) -> dict[str, Any]:
-        """What ``pyLDAvis.prepare`` takes, for these topics and these documents."""
+    def pyldavis_inputs(self, corpus: Any = None) -> dict[str, Any]:
+        """What ``pyLDAvis.prepare`` takes, for these topics and these documents; see :meth:`to_pyldavis`."""
         from smoothgrad_jax.corpus import Corpus
 
-        corpus = Corpus.of(corpus)
-        theta = self.transform(corpus).astype(np.float64)
-        ends = np.asarray(corpus.indptr) - corpus.indptr[0]
-        counts = np.asarray(corpus.data[corpus.indptr[0] : corpus.indptr[-1]], np.float64)
-        ids = np.asarray(corpus.indices[corpus.indptr[0] : corpus.indptr[-1]])
+        if corpus is None:
+            # All documents as one: what is drawn is the share of each topic, and how often each word occurs.
+            words = np.asarray(self.lam).sum(1, dtype=np.float64) if self.word_counts is None else self.word_counts
+            theta, lengths = self.shares()[None], np.array([np.sum(words)])
+        else:
+            corpus = Corpus.of(corpus)
+            theta, words = self.transform(corpus).astype(np.float64), corpus.word_counts()
+            ends = np.asarray(corpus.indptr) - corpus.indptr[0]
+            counts = np.asarray(corpus.data[corpus.indptr[0] : corpus.indptr[-1]], np.float64)
+            lengths = np.diff(np.concatenate([[0.0], np.cumsum(counts)])[ends])
         return {
             "topic_term_dists": self.topics(),
             "doc_topic_dists": theta / theta.sum(1, keepdims=True),
-            "doc_lengths": np.diff(np.concatenate([[0.0], np.cumsum(counts)])[ends]),
+            "doc_lengths": lengths,
             "vocab": self.words(),
-            "term_frequency": np.bincount(ids, counts, len(self.lam)),
+            "term_frequency": words,
         }
 
-    def to_pyldavis(self, corpus: Any, **options: Any) -> Any:
-        """The topics prepared for pyLDAvis: ``pyLDAvis.save_html(model.to_pyldavis(corpus), "topics.html")``.
+    def to_pyldavis(self, corpus: Any = None, **options: Any) -> Any:
+        """The topics prepared for pyLDAvis: ``pyLDAvis.save_html(model.to_pyldavis(), "topics.html")``.
 
         Args:
-          corpus: The documents that sizes of topics and words are counted from.
+          corpus: The documents that sizes of topics and words are counted from; by default those it was trained on,
+            as far as the model remembers them.
           **options: Of ``pyLDAvis.prepare``. By default ``mds`` is the map of our report: that of pyLDAvis 3.4 gives
             complex numbers with NumPy 2.5, and stumbles over them.
 

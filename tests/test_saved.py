@@ -624,7 +624,9 @@ def test_documents_by_a_saved_model(X, monkeypatch):
     assert len(asked["vocab"]) == V
     assert asked["mds"] == "mmds"
     # Three topics without a word in common are equally far from each other.
-    model.to_pyldavis(corpus)
+    model.to_pyldavis()
+    np.testing.assert_allclose(asked["doc_topic_dists"], [lam.sum(0) / lam.sum()], rtol=1e-6)
+    np.testing.assert_allclose(asked["doc_lengths"].sum(), asked["term_frequency"].sum())
     points = asked["mds"](np.eye(3))
     sides = np.linalg.norm(points - np.roll(points, 1, axis=0), axis=1)
     np.testing.assert_allclose(sides, np.sqrt(np.log(2)))

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from sklearn.feature_extraction.text import CountVectorizer
 from test_text import TEXTS, TOKENS
 
-from smoothgrad_jax import Corpus, counting, open_source, text
+from smoothgrad_jax import Corpus, counting, open_source, readers, text
 from smoothgrad_jax.blocks import Block
 from smoothgrad_jax.store import Stored, convert, is_folder, open_folder, read
 from smoothgrad_jax.unpacking import CorpusError
@@ -452,3 +452,28 @@ def test_verify_passes_what_is_whole(folder):
 def test_a_word_that_cannot_stand_on_a_line(tmp_path):
     with pytest.raises(CorpusError, match=r"cannot stand on a line of vocabulary\.txt; for text, try another"):
         convert(Texts(["a\nb,c"]), tmp_path / "out", token_pattern="[^,]+")
+
+
+def test_ids_that_nothing_bears_out_are_refused(tmp_path):
+    """An array as long as the largest id would take 15 GB."""
+    for kind, line in (("svmlight", b"1 2000000000:3\n"), ("ldac", b"1 2000000000:3\n")):
+        path = tmp_path / kind
+        path.write_bytes(line)
+        with pytest.raises(CorpusError, match=r"word id 2,000,000,000 after 1 entries: expected ids that number"):
+            read(open_source(path, format=kind))
+
+
+@given(
+    st.binary(max_size=200) | st.text("0123456789 :\n.", max_size=60).map(str.encode),
+    st.sampled_from([None, *readers.TEXT_FORMATS, *readers.COUNT_FORMATS]),
+)
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any_bytes_are_a_corpus_or_a_complaint(tmp_path, data, kind):
+    path = tmp_path / "any"
+    shutil.rmtree(path, ignore_errors=True)
+    path.unlink(missing_ok=True)
+    path.write_bytes(data)
+    with contextlib.suppress(CorpusError):
+        stored = read(open_source(path, format=kind))
+        assert stored.corpus.num_docs == stored.manifest["num_docs"] > 0
+        assert stored.corpus.num_words == stored.manifest["num_words"] > 0
