@@ -18,6 +18,7 @@ from smoothgrad_jax.priors import fit_symmetric, mean_log
 K, WORDS = 4, 10  # every planted topic has ten words of its own
 
 
+@pytest.mark.slow
 @parametrize_with_checks([SmoothedLDA(n_components=2, max_iter=2)])
 def test_scikit_learn_checks(estimator, check):
     check(estimator)
@@ -221,6 +222,7 @@ def test_batch_variational_bayes_is_a_limit_case(X):
     assert bounds[2] > reached - 0.05 * abs(reached)
 
 
+@pytest.mark.slow
 def test_in_a_pipeline_and_a_grid_search_with_processes(X):
     pipeline = make_pipeline(FunctionTransformer(), SmoothedLDA(K, max_iter=1, batch_size=200, random_state=0))
     search = GridSearchCV(pipeline, {"smoothedlda__n_components": [1, 4]}, cv=2, n_jobs=2).fit(X)

@@ -138,6 +138,7 @@ def test_import_changes_no_configuration_and_starts_no_backend():
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, cwd=ROOT)
 
 
+@pytest.mark.slow
 def test_strict_modes():
     modes = {"JAX_NUMPY_RANK_PROMOTION": "raise", "JAX_NUMPY_DTYPE_PROMOTION": "strict", "PYTHONPATH": str(ROOT)}
     program = [sys.executable, "-W", "error", ROOT / "tests" / "strict.py"]

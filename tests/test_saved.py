@@ -648,6 +648,7 @@ def test_a_fingerprint_is_of_the_documents_and_not_of_the_arrays(X):
 # The real thing
 
 
+@pytest.mark.slow
 def test_killed_twenty_times_and_the_same_bits_at_the_end(tmp_path):
     """A process is killed (SIGKILL) at random moments, started again each time, and in the end left alone."""
     context = multiprocessing.get_context("forkserver")
