@@ -151,7 +151,7 @@ def test_more_passes_go_on_from_the_end(model, texts, folder, capsys):
     np.testing.assert_array_equal(load_model(half).lam, load_model(folder / "twelve").lam)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_interrupted_run_is_saved_and_goes_on(texts, folder, number):
     out = folder / f"interrupted by {number}"
     command = [sys.executable, "-m", "smoothgrad_jax", "fit", str(texts), "--out", str(out), *COMMON, "--json"]

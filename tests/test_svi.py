@@ -51,8 +51,19 @@ def lam(rng):
     return rng.gamma(100, 0.01, (V, K))
 
 
-@pytest.mark.parametrize("warmup", ["mean", "zeros"])
-@pytest.mark.parametrize("length", [1, 3, 10, math.inf])
+@pytest.mark.parametrize(
+    ("length", "warmup"),
+    [
+        (1, "mean"),
+        (3, "zeros"),
+        (10, "mean"),
+        (math.inf, "mean"),
+        pytest.param(1, "zeros", marks=pytest.mark.slow),
+        pytest.param(3, "mean", marks=pytest.mark.slow),
+        pytest.param(10, "zeros", marks=pytest.mark.slow),
+        pytest.param(math.inf, "zeros", marks=pytest.mark.slow),
+    ],
+)
 def test_follows_algorithm_1_for_200_steps(x64, corpus, rows, lam, length, warmup):
     schedule = robbins_monro(5, 0.6)
     state = init(lam, length)
@@ -70,7 +81,7 @@ def keep_params(state, info):
     return state.params
 
 
-@pytest.mark.parametrize("length", [1, 10])
+@pytest.mark.parametrize("length", [pytest.param(1, marks=pytest.mark.slow), 10])
 def test_float32_stays_near_algorithm_1(corpus, rows, lam, length):
     state, batches = init(lam.astype(np.float32), length), pack(corpus, rows, num_words=V)
     _, path = run(Partial(local_step, MODEL), state, batches, MODEL.eta, 0.05, length, record=keep_params)
@@ -111,7 +122,7 @@ def test_batch_variational_bayes_is_a_limit(corpus, lam):
     np.testing.assert_array_equal(state.params, MODEL.eta + stats)
 
 
-@pytest.mark.parametrize("warmup", ["mean", "zeros"])
+@pytest.mark.parametrize("warmup", ["mean", pytest.param("zeros", marks=pytest.mark.slow)])
 def test_sweep_equals_separate_runs(x64, corpus, rows, lam, warmup):
     step, batches = Partial(local_step, MODEL), pack(corpus, rows[:60], num_words=V)
     lengths, schedule = [1, 3, 10, math.inf], robbins_monro(5, 0.6)
