@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from smoothgrad_jax import docstrings, documents, inference, progress, readers, report, runs, saved, store, unpacking
+from smoothgrad_jax import docstrings, documents, inference, progress, readers, report, runs, saved, store
 from smoothgrad_jax.runs import Run, provenance, record
 from smoothgrad_jax.training import NotFiniteError
 
@@ -52,8 +52,11 @@ def run(args: Any) -> int:
         # Whoever read the output has seen enough; nothing is to be written when Python ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (CommandError, unpacking.CorpusError, saved.SaveError, saved.LoadError, ValueError, OSError) as error:
-        print(f"smoothgrad {args.command}: {error}", file=sys.stderr)
+    except (CommandError, ValueError, OSError) as error:  # CorpusError, LoadError and SaveError are among them
+        print(f"smoothgrad {args.command}: {_options_in(str(error))}", file=sys.stderr)
+        return 1
+    except MemoryError as error:
+        print(f"smoothgrad {args.command}: out of memory: {error}", file=sys.stderr)
         return 1
 
 

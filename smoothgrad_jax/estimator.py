@@ -221,16 +221,18 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         )
         self._begin(X.dtype)
         learner = _PriorLearner(self, X, order) if learns else None
-        with self._keeping(run):
-            for report in progress.watch(run, steps=steps) if self.verbose else run:
-                if learner:
-                    run.model = learner.learn(run.model, run.params)
-                if report.score is not None:
-                    self.validation_scores_.append(report.score)
-                    if self.early_stopping and self._has_converged():
-                        break
-        self._state = None  # the window of a run over all documents is nothing that other documents should go into
-        self.n_iter_ = min(math.ceil(run.step * size / corpus.num_docs), self.max_iter)
+        try:
+            with self._keeping(run):
+                for report in progress.watch(run, steps=steps) if self.verbose else run:
+                    if learner:
+                        run.model = learner.learn(run.model, run.params)
+                    if report.score is not None:
+                        self.validation_scores_.append(report.score)
+                        if self.early_stopping and self._has_converged():
+                            break
+        finally:
+            self._state = None  # other documents should not go into the window of a run over all of these
+            self.n_iter_ = min(math.ceil(run.step * size / corpus.num_docs), self.max_iter)
         return self
 
     def partial_fit(self, X, y=None):

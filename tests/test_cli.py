@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smoothgrad_jax import cli, docstrings, load_model, progress, readers
+from smoothgrad_jax import cli, docstrings, load_model, progress, readers, store
 from smoothgrad_jax.cli import build_parser, main
 from smoothgrad_jax.runs import settings
 
@@ -236,6 +236,15 @@ def test_a_missing_extra_is_one_line(texts):
     assert ended.returncode == 1
     assert 'pip install "smoothgrad_jax[' in ended.stderr
     assert ended.stderr.count("\n") == 1
+
+
+def test_complaints_speak_of_options(texts, folder, monkeypatch, capsys):
+    for code in (0, 1):
+        assert main(["convert", str(texts), str(folder / "twice")]) == code
+    assert "--overwrite" in capsys.readouterr().err
+    monkeypatch.setattr(store, "read", lambda *_, **__: np.empty(2**55))
+    assert main(["fit", str(texts), "--out", str(folder / "huge")]) == 1
+    assert "smoothgrad fit: out of memory" in capsys.readouterr().err
 
 
 def test_formats_are_those_that_can_be_read():

@@ -258,6 +258,7 @@ def test_what_was_learned_stays_when_it_is_interrupted(X, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         model.fit(X)
     assert model.n_batch_iter_ > 0
+    assert model.n_iter_ > 0
     assert model.transform(X[:2]).shape == (2, K)
 
 
