@@ -1,0 +1,443 @@
+"""What the studies of the paper share: many runs of ``fit``, kept as they end, and the style of their figures.
+
+A study is a list of settings. Each becomes a run on one core, several at a time; its held-out curve goes into
+``results/STUDY_CORPUS.json`` when it ends, and a run that is there already is not made again. Long runs write
+checkpoints, so that the same command goes on after Ctrl-C. Verdicts and figures are made of that file alone.
+
+    python experiments/heldout.py                          generated documents, less than two minutes
+    python experiments/heldout.py --corpus arxiv/bow.npz   documents × words as scipy saves them, or a converted folder
+    python experiments/heldout.py --draw                   verdicts and figure again, nothing is run
+"""
+
+import argparse
+import concurrent.futures
+import hashlib
+import io
+import json
+import math
+import multiprocessing
+import os
+import pathlib
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+from benchmark import available_cores, generate, machine, spread
+
+from smoothgrad_jax import (
+    LDA,
+    Checkpoints,
+    Corpus,
+    fit,
+    init_topics,
+    phase_out,
+    robbins_monro,
+    seed_topics,
+    split_documents,
+)
+from smoothgrad_jax.progress import watch
+from smoothgrad_jax.store import open_folder
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+GENERATED = "generated"
+_CHECKPOINT_EVERY = 60.0  # seconds
+_LONGEST_CHECKPOINT = 1_000  # slots; ten thousand are gigabytes, and written slower than trained
+_SEEDING = 20_000  # documents that topics lean to are among so many
+
+
+class Setting(NamedTuple):
+    """One run. Letters as in the package.
+
+    Attributes:
+      window: L, a number of minibatches or ∞; the length for the other kinds, and the longest for ``"adaptive"``.
+      kind: ``"mean"`` of the last L, ``"exponential"``, ``"phase out"`` (L → 1 over the second half of the run),
+        ``"adaptive"``, ``"first"`` (L up to step ``switch``, then 1) or ``"later"`` (1 up to ``switch``, then L).
+      switch: See above.
+      rho: ρ, or (τ, κ) for ρ_t = (τ + t)^−κ.
+      batch_size, warmup, topics, alpha, eta, passes, seed: B, warm-up, K, α, η; seed of the start and of the documents
+        drawn.
+      start: ``"noise"``, ``"seeds"`` (topics lean to some documents each), or ``"trained"`` (half a pass of plain SVI
+        with ρ_t = (64 + t)^−0.7 before the run begins).
+      jitter: Relative size of a disturbance of the first λ: what chance alone does to a score.
+      slots: dtype of the stored statistics.
+      precision: dtype of λ.
+      scores: How often the held-out score is taken.
+    """
+
+    window: float = 10
+    kind: str = "mean"
+    switch: int = 0
+    rho: Any = 1e-3
+    batch_size: int = 300
+    warmup: str = "mean"
+    topics: int = 100
+    alpha: float = 0.5
+    eta: float = 0.5
+    passes: float = 1.0
+    seed: int = 0
+    start: str = "noise"
+    jitter: float = 0.0
+    slots: str = "float32"
+    precision: str = "float32"
+    scores: int = 20
+
+    @property
+    def label(self) -> str:
+        """What differs from the defaults, in a few words."""
+        ours = self._asdict()
+        changed = [f"{name}={ours[name]}" for name, default in Setting().items() if ours[name] != default]
+        return " ".join(["L=∞" if self.window == math.inf else f"L={self.window:g}", *changed]).replace("'", "")
+
+    def items(self) -> Iterable[tuple[str, Any]]:
+        """Names and values, but the window."""
+        return ((name, value) for name, value in self._asdict().items() if name != "window")
+
+
+class Data(NamedTuple):
+    """A corpus to learn from, and documents in two halves to score."""
+
+    name: str
+    corpus: Corpus
+    halves: tuple[Any, Any]
+
+    def facts(self) -> dict[str, Any]:
+        """What a figure says of it."""
+        return {
+            "name": self.name,
+            "documents": self.corpus.num_docs,
+            "words": self.corpus.num_words,
+            "held_out": self.halves[0].shape[0],
+        }
+
+
+def load(path: pathlib.Path | None, held_out: int, documents: int | None = None) -> Data:
+    """The documents at a path, or generated ones; the last are held out, and of the rest ``documents`` are taken."""
+    if path is None:
+        X, name = generate(np.random.default_rng(0), 21_000, 2_000, 20, 60.0)[0], GENERATED
+    elif (path / "manifest.json").exists():
+        corpus, name = open_folder(path).corpus, path.name
+        X = scipy.sparse.csr_array((corpus.counts, corpus.words, corpus.indptr), corpus.shape)
+    else:
+        path = path / "bow.npz" if path.is_dir() else path
+        try:
+            X, name = scipy.sparse.load_npz(path).tocsr(), path.resolve().parent.name
+        except (OSError, ValueError) as error:
+            sys.exit(f"{path}: expected a matrix documents × words written by scipy.sparse.save_npz: {error}")
+    if X.shape[0] <= held_out:
+        sys.exit(f"{path}: {X.shape[0]} documents are too few to hold {held_out} of them out")
+    train = X[: X.shape[0] - held_out]
+    train = train if documents is None else train[:documents]
+    return Data(name, Corpus.of(train), split_documents(X[X.shape[0] - held_out :], jax.random.key(0)))
+
+
+def train(data: Data, setting: Setting, scratch: pathlib.Path | None = None) -> dict[str, Any]:
+    """Make a run of ``fit`` on one core and return what is kept of it."""
+    if setting.precision == "float64":
+        with jax.enable_x64(True):
+            return _train(data, setting, scratch)
+    return _train(data, setting, scratch)
+
+
+def _train(data, setting, scratch):
+    corpus = data.corpus
+    model = LDA(setting.alpha, setting.eta, corpus.num_docs)
+    key = jax.random.key(setting.seed)
+    steps = max(1, round(setting.passes * corpus.num_docs / setting.batch_size))
+    options = {"batch_size": setting.batch_size, "key": key, "replace": True, "threads": 1}
+    checkpoints = Checkpoints(scratch, keep=1) if scratch and setting.window <= _LONGEST_CHECKPOINT else None
+    last = checkpoints.latest() if checkpoints else None
+    first = last.step if last else 0
+    training = fit(
+        corpus,
+        model,
+        last.state if last else _start(data, setting, model, key, options),
+        rho=robbins_monro(*setting.rho) if np.ndim(setting.rho) else setting.rho,
+        steps=steps - first,
+        held_out=data.halves,
+        score_every=max(1, steps // setting.scores),
+        warmup=setting.warmup,
+        **(options | {"threads": None if last or setting.kind == "exponential" else 1}),
+        **_window(setting, steps),
+    )
+    curve = list(last.history) if last else []
+    written, begun = time.monotonic(), time.perf_counter()
+    log = io.TextIOWrapper(sys.stderr.buffer, write_through=True)  # no terminal: several runs would share one bar
+    log.isatty = lambda: False
+    try:
+        for report in watch(training, steps=steps, stream=log, label=f"{data.name} {setting.label}"):
+            if report.score is not None:
+                chosen = {} if setting.kind != "adaptive" else {"window": report.window}
+                curve.append({"step": report.step, "score": round(report.score, 5), **chosen})
+            if checkpoints and time.monotonic() - written >= _CHECKPOINT_EVERY:
+                checkpoints.write(training, {}, curve)
+                written = time.monotonic()
+    except KeyboardInterrupt:
+        if checkpoints:
+            checkpoints.write(training, {}, curve)
+        raise
+    finally:
+        log.detach()
+    lam = np.asarray(training.params, np.float64)
+    if checkpoints:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return {
+        "setting": _plain(setting),
+        "curve": curve,
+        "seconds": round(report.seconds, 2),
+        "wall": round(time.perf_counter() - begun, 2),
+        "topics_used": round(_effective(np.maximum(lam - setting.eta, 0).sum(0)), 2),
+    }
+
+
+def _start(data, setting, model, key, options):
+    """λ of the first step."""
+    corpus, dtype = data.corpus, jnp.dtype(setting.precision)
+    if setting.start == "seeds":
+        some = corpus.select(np.arange(0, corpus.num_docs, -(-corpus.num_docs // _SEEDING)))
+        lam = seed_topics(key, some, setting.topics, num_docs=corpus.num_docs)
+    else:
+        lam = init_topics(key, corpus.num_words, setting.topics)
+    if setting.start == "trained":
+        half = corpus.num_docs // setting.batch_size // 2
+        other = options | {"key": jax.random.fold_in(key, 2)}
+        lam = fit(corpus, model, lam, window=1, rho=robbins_monro(64, 0.7), steps=half, **other).finish().params
+    if setting.jitter:
+        noise = jax.random.normal(jax.random.fold_in(key, 3), np.shape(lam))
+        lam = lam * jnp.exp(setting.jitter * noise)
+    return np.asarray(lam, dtype)
+
+
+def _window(setting, steps):
+    """The arguments of ``fit`` that say how statistics are averaged."""
+    length, switch = setting.window, setting.switch
+    slots = {} if setting.slots == "float32" else {"dtype": jnp.dtype(setting.slots)}
+    if setting.kind == "mean":
+        return {"window": length, **slots}
+    if setting.kind == "exponential":
+        return {"window": length, "exponential": True}
+    if setting.kind == "phase out":
+        return {"window": phase_out(int(length), steps // 2, max(steps - steps // 10, steps // 2 + 1)), **slots}
+    if setting.kind == "adaptive":
+        from smoothgrad_jax import Adaptive
+
+        return {"window": Adaptive(longest=int(length)), **slots}
+    inside, outside = (length, 1) if setting.kind == "first" else (1, length)
+    return {"window": lambda step: jnp.where(jnp.asarray(step) < switch, inside, outside), **slots}
+
+
+def _effective(mass):
+    """exp of the entropy of the topics' shares: how many there are in effect."""
+    share = mass / mass.sum() if mass.sum() else np.full(len(mass), 1 / len(mass))
+    return float(np.exp(-(share * np.log(np.maximum(share, 1e-300))).sum()))
+
+
+class Results:
+    """The runs of a study on one corpus, in a file that grows.
+
+    Args:
+      path: The file; it need not exist.
+    """
+
+    def __init__(self, path: pathlib.Path):
+        self.path = path
+        self.facts: dict[str, Any] = {}
+        self.runs: list[dict[str, Any]] = []
+        if path.exists():
+            body = json.loads(path.read_text())
+            self.runs = body.pop("runs")
+            self.facts = body
+
+    def add(self, run: dict[str, Any]) -> None:
+        """Keep a run: the file is whole before and after."""
+        self.runs.append(run)
+        self.write()
+
+    def write(self) -> None:
+        """Write the file, a run a line, so that a change is one line of a diff."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        ordered = sorted(self.runs, key=lambda run: json.dumps(run["setting"], sort_keys=True))
+        lines = ",\n".join(json.dumps(run, sort_keys=True) for run in ordered)
+        body = json.dumps(self.facts, indent=1, sort_keys=True)[:-2]
+        beside = self.path.with_suffix(".new")
+        beside.write_text(f'{body},\n "runs": [\n{lines}\n]}}\n' if self.facts else f'{{"runs": [\n{lines}\n]}}\n')
+        os.replace(beside, self.path)
+
+    def find(self, setting: Setting) -> dict[str, Any] | None:
+        """The run with this setting; None if there is none."""
+        wanted = _plain(setting)
+        return next((run for run in self.runs if run["setting"] == wanted), None)
+
+    def curve(self, setting: Setting) -> tuple[np.ndarray, np.ndarray] | None:
+        """Effective passes and scores of a run; None if it is not there."""
+        run = self.find(setting)
+        if run is None:
+            return None
+        passes = np.array([point["step"] for point in run["curve"]]) * setting.batch_size
+        return passes / self.facts["corpus"]["documents"], np.array([point["score"] for point in run["curve"]])
+
+    def finals(self, setting: Setting, seeds: Iterable[int]) -> np.ndarray:
+        """The last score of each seed that is there."""
+        found = (self.find(setting._replace(seed=seed)) for seed in seeds)
+        return np.array([run["curve"][-1]["score"] for run in found if run])
+
+
+def _plain(setting):
+    """A setting as JSON has it: ∞ is a word, a pair a list; of the defaults only those are named that tell a run."""
+    named = {name: value for name, value in setting.items() if value != Setting._field_defaults[name]}
+    named = {name: list(value) if isinstance(value, tuple) else value for name, value in named.items()}
+    always = {"rho": named.get("rho", setting.rho), "seed": setting.seed, "passes": setting.passes}
+    return {"window": "inf" if setting.window == math.inf else setting.window, **always, **named}
+
+
+def run_all(results: Results, data: Data, settings: Iterable[Setting], jobs: int) -> None:
+    """Make the runs that are missing, ``jobs`` at a time, each in a process of its own."""
+    todo = [setting for setting in dict.fromkeys(settings) if results.find(setting) is None]
+    if not todo:
+        return
+    results.facts = {"corpus": data.facts(), "machine": machine()}
+    scratch = pathlib.Path(tempfile.gettempdir()) / "smoothgrad-studies" / results.path.stem
+    begun, work = time.monotonic(), sum(map(_cost, todo))
+    print(f"{data.name}: {len(todo)} runs to make, {jobs} at a time; Ctrl-C keeps what is done", flush=True)
+    done = 0.0
+    context = multiprocessing.get_context("spawn")
+    stop = context.Event()
+    pool = concurrent.futures.ProcessPoolExecutor(jobs, context, initializer=_receive, initargs=(data, stop))
+    try:
+        futures = {pool.submit(_job, setting, scratch): setting for setting in todo}
+        for future in concurrent.futures.as_completed(futures):
+            run, setting = future.result(), futures[future]
+            results.add(run)
+            done += _cost(setting)
+            left = (time.monotonic() - begun) * (work / done - 1) / 60
+            print(f"{setting.label}: {run['curve'][-1]['score']:.4f}, {left:.0f} min left", flush=True)
+    except KeyboardInterrupt:
+        sys.exit(f"interrupted: {len(results.runs)} runs are in {results.path}; the same command goes on")
+    finally:
+        stop.set()
+        pool.shutdown(cancel_futures=True)
+
+
+_received = None  # of a worker process: the data, and whether all shall stop
+
+
+def _receive(*received):
+    global _received
+    _received = received
+
+
+def _job(setting, scratch):
+    data, stop = _received
+    if stop.is_set():  # the pool hands out one more than it has workers
+        raise KeyboardInterrupt
+    name = hashlib.sha256(repr(setting).encode()).hexdigest()[:16]
+    return train(data, setting, scratch / name)
+
+
+def _cost(setting):
+    return setting.passes
+
+
+class Study(NamedTuple):
+    """A claim of the paper and how it is tried.
+
+    Attributes:
+      name: Of the files.
+      paper: ``(data) -> settings`` for a real corpus.
+      small: Settings for the generated one.
+      verdict: ``(results) -> lines``.
+      draw: ``(results, path)`` makes the figure.
+      held_out: Number of documents to score.
+    """
+
+    name: str
+    paper: Callable[[Data], list[Setting]]
+    small: list[Setting]
+    verdict: Callable[[Results], list[str]]
+    draw: Callable[[Results, pathlib.Path], None]
+    held_out: int = 2_000
+
+
+def arguments(text: str) -> argparse.ArgumentParser:
+    """The options that every study has."""
+    parser = argparse.ArgumentParser(description=text.split("\n")[0])
+    parser.add_argument("--corpus", type=pathlib.Path, help="documents × words (bow.npz), or a converted folder")
+    parser.add_argument("--results", type=pathlib.Path, default=RESULTS, help="folder of results and figures")
+    parser.add_argument("--draw", action="store_true", help="verdict and figure from the results alone")
+    return parser
+
+
+def main(study: Study, text: str) -> None:
+    """Run what is missing, say the verdict, draw the figure."""
+    parser = arguments(text)
+    parser.add_argument("--jobs", type=int, default=len(available_cores()), help="runs at a time, a core each")
+    parser.add_argument("--passes", type=float, help="other than the study has")
+    args = parser.parse_args()
+    if args.draw:
+        name = args.corpus.resolve().name if args.corpus and args.corpus.is_dir() else None
+        name = name or (args.corpus.resolve().parent.name if args.corpus else GENERATED)
+        results = Results(args.results / f"{study.name}_{name}.json")
+        if not results.runs:
+            sys.exit(f"{results.path}: no results to draw; leave --draw out to make them")
+    else:
+        data = load(args.corpus, study.held_out if args.corpus else 1_000)
+        results = Results(args.results / f"{study.name}_{data.name}.json")
+        settings = study.paper(data) if args.corpus else study.small
+        if args.passes:
+            settings = [setting._replace(passes=args.passes) for setting in settings]
+        run_all(results, data, settings, args.jobs)
+    for line in study.verdict(results):
+        print(line)
+    study.draw(results, results.path.with_suffix(".png"))
+    print(f"results: {results.path}\nfigure: {results.path.with_suffix('.png')}")
+
+
+def pyplot() -> Any:
+    """matplotlib in the style of all figures: no frame, thin lines, legible in grey."""
+    try:
+        import matplotlib
+    except ImportError:
+        sys.exit('the figures need matplotlib: pip install "smoothgrad_jax[plot]"')
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    plt.rcParams.update(
+        {
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.titlesize": 10,
+            "axes.titlelocation": "left",
+            "font.size": 9,
+            "lines.linewidth": 1.4,
+            "savefig.dpi": 150,
+            "savefig.bbox": "tight",
+        }
+    )
+    return plt
+
+
+def label_ends(axes: Any, ends: list[tuple[float, float, str, Any]]) -> None:
+    """Write a label at the end of each curve, (x, y, text, colour), moved apart where they would touch.
+
+    After the limits of the axes are set: room is made at the right.
+    """
+    low, high = axes.get_ylim()
+    log = axes.get_yscale() == "log"
+    at = np.log if log else np.asarray
+    low, high = float(at(low)), float(at(high))
+    ends = sorted(ends, key=lambda end: end[1])
+    places = spread([min(max(float(at(y)), low), high) for _, y, *_ in ends], (high - low) / 20)
+    right = max(x for x, *_ in ends)
+    for (x, y, text, colour), place in zip(ends, places, strict=True):
+        place = math.exp(place) if log else place
+        axes.plot([x, 1.02 * right], [y, place], color=colour, linewidth=0.4, clip_on=False)
+        axes.text(1.03 * right, place, text, color=colour, va="center", fontsize=8)
+    axes.set_xlim(right=1.25 * right)
+    axes.spines["bottom"].set_bounds(axes.get_xlim()[0], right)
+    axes.set_xticks([tick for tick in axes.get_xticks() if axes.get_xlim()[0] <= tick <= 1.001 * right])
