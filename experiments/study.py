@@ -19,6 +19,7 @@ import multiprocessing
 import os
 import pathlib
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -63,8 +64,9 @@ class Setting(NamedTuple):
       rho: ρ, or (τ, κ) for ρ_t = (τ + t)^−κ.
       batch_size, warmup, topics, alpha, eta, passes, seed: B, warm-up, K, α, η; seed of the start and of the documents
         drawn.
-      start: ``"noise"``, ``"seeds"`` (topics lean to some documents each), or ``"trained"`` (half a pass of plain SVI
-        with ρ_t = (64 + t)^−0.7 before the run begins).
+      start: ``"noise"``, ``"seeds"`` (topics lean to some documents each), ``"trained"`` (half a pass of plain SVI
+        with ρ_t = (64 + t)^−0.7 before the run begins) or ``"wide"`` (one step before it on ten times the documents,
+        as far as ten steps go).
       jitter: Relative size of a disturbance of the first λ: what chance alone does to a score.
       slots: dtype of the stored statistics.
       precision: dtype of λ.
@@ -137,15 +139,25 @@ def load(path: pathlib.Path | None, held_out: int, documents: int | None = None)
     return Data(name, Corpus.of(train), split_documents(X[X.shape[0] - held_out :], jax.random.key(0)))
 
 
-def train(data: Data, setting: Setting, scratch: pathlib.Path | None = None) -> dict[str, Any]:
-    """Make a run of ``fit`` on one core and return what is kept of it."""
-    if setting.precision == "float64":
-        with jax.enable_x64(True):
-            return _train(data, setting, scratch)
-    return _train(data, setting, scratch)
+def train(
+    data: Data,
+    setting: Setting,
+    scratch: pathlib.Path | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """Make a run of ``fit`` on one core and return what is kept of it.
+
+    Args:
+      data: The documents.
+      setting: The run.
+      scratch: Folder of its checkpoints, which goes when the run has ended.
+      stopped: Asked between reports; then the run ends with a checkpoint, as by Ctrl-C.
+    """
+    with jax.enable_x64(setting.precision == "float64"):
+        return _train(data, setting, scratch, stopped)
 
 
-def _train(data, setting, scratch):
+def _train(data, setting, scratch, stopped):
     corpus = data.corpus
     model = LDA(setting.alpha, setting.eta, corpus.num_docs)
     key = jax.random.key(setting.seed)
@@ -174,7 +186,10 @@ def _train(data, setting, scratch):
         for report in watch(training, steps=steps, stream=log, label=f"{data.name} {setting.label}"):
             if report.score is not None:
                 chosen = {} if setting.kind != "adaptive" else {"window": report.window}
-                curve.append({"step": report.step, "score": round(report.score, 5), **chosen})
+                used = round(_topics_used(training.params, setting.eta), 2)
+                curve.append({"step": report.step, "score": round(report.score, 5), "topics": used, **chosen})
+            if stopped():
+                raise KeyboardInterrupt
             if checkpoints and time.monotonic() - written >= _CHECKPOINT_EVERY:
                 checkpoints.write(training, {}, curve)
                 written = time.monotonic()
@@ -184,7 +199,6 @@ def _train(data, setting, scratch):
         raise
     finally:
         log.detach()
-    lam = np.asarray(training.params, np.float64)
     if checkpoints:
         shutil.rmtree(scratch, ignore_errors=True)
     return {
@@ -192,7 +206,6 @@ def _train(data, setting, scratch):
         "curve": curve,
         "seconds": round(report.seconds, 2),
         "wall": round(time.perf_counter() - begun, 2),
-        "topics_used": round(_effective(np.maximum(lam - setting.eta, 0).sum(0)), 2),
     }
 
 
@@ -204,10 +217,13 @@ def _start(data, setting, model, key, options):
         lam = seed_topics(key, some, setting.topics, num_docs=corpus.num_docs)
     else:
         lam = init_topics(key, corpus.num_words, setting.topics)
+    other = options | {"key": jax.random.fold_in(key, 2), "window": 1}
     if setting.start == "trained":
         half = corpus.num_docs // setting.batch_size // 2
-        other = options | {"key": jax.random.fold_in(key, 2)}
-        lam = fit(corpus, model, lam, window=1, rho=robbins_monro(64, 0.7), steps=half, **other).finish().params
+        lam = fit(corpus, model, lam, rho=robbins_monro(64, 0.7), steps=half, **other).finish().params
+    if setting.start == "wide":
+        other["batch_size"] = 10 * setting.batch_size
+        lam = fit(corpus, model, lam, rho=1 - (1 - setting.rho) ** 10, steps=1, **other).finish().params
     if setting.jitter:
         noise = jax.random.normal(jax.random.fold_in(key, 3), np.shape(lam))
         lam = lam * jnp.exp(setting.jitter * noise)
@@ -232,8 +248,9 @@ def _window(setting, steps):
     return {"window": lambda step: jnp.where(jnp.asarray(step) < switch, inside, outside), **slots}
 
 
-def _effective(mass):
+def _topics_used(lam, eta):
     """exp of the entropy of the topics' shares: how many there are in effect."""
+    mass = np.maximum(np.asarray(lam) - eta, 0).sum(0, dtype=np.float64)
     share = mass / mass.sum() if mass.sum() else np.full(len(mass), 1 / len(mass))
     return float(np.exp(-(share * np.log(np.maximum(share, 1e-300))).sum()))
 
@@ -318,6 +335,8 @@ def run_all(results: Results, data: Data, settings: Iterable[Setting], jobs: int
             left = (time.monotonic() - begun) * (work / done - 1) / 60
             print(f"{setting.label}: {run['curve'][-1]['score']:.4f}, {left:.0f} min left", flush=True)
     except KeyboardInterrupt:
+        stop.set()
+        pool.shutdown(cancel_futures=True)
         sys.exit(f"interrupted: {len(results.runs)} runs are in {results.path}; the same command goes on")
     finally:
         stop.set()
@@ -330,14 +349,20 @@ _received = None  # of a worker process: the data, and whether all shall stop
 def _receive(*received):
     global _received
     _received = received
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent tells when to stop
 
 
 def _job(setting, scratch):
     data, stop = _received
-    if stop.is_set():  # the pool hands out one more than it has workers
+    parent = multiprocessing.parent_process()
+
+    def stopped():
+        return stop.is_set() or not parent.is_alive()
+
+    if stopped():  # the pool hands out one run more than it has workers
         raise KeyboardInterrupt
     name = hashlib.sha256(repr(setting).encode()).hexdigest()[:16]
-    return train(data, setting, scratch / name)
+    return train(data, setting, scratch / name, stopped)
 
 
 def _cost(setting):

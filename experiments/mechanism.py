@@ -1,0 +1,148 @@
+"""Where the gain of a window comes from: λ is itself a moving average of Ŝ, so why should another one in front help?
+
+    python experiments/mechanism.py                              generated documents, two minutes
+    python experiments/mechanism.py --corpus arxiv/bow.npz
+
+In a linear picture, with independent noise in Ŝ and S that does not depend on λ, a window of L in front of the step ρ
+leaves λ with this share of its variance:
+
+    Var(λ; L) / Var(λ; 1) = 2 (x − 1 + exp(−x)) / x²,      x = ρ L
+
+which at ρ = 10⁻³ and L = 10 is 0.997: no gain to speak of. So one thing is changed at a time, always with the same
+seeds and documents, and compared with L = 1 of the same kind: ρ and L, both warm-ups, the window in the first steps
+only or in all but those, the batch size, where λ starts, double precision; and a placebo, L = 1 from a λ that
+differs by a thousandth, which shows what chance does. "Wide" takes one step on ten times the documents before the run
+begins: ten minibatches that are all fitted under the first λ, without any window.
+"""
+
+import math
+
+import numpy as np
+from study import Results, Setting, Study, main, pyplot
+
+PAPER = Setting(passes=0.5)
+SMALL = Setting(rho=1e-2, batch_size=100, topics=20, alpha=0.1, eta=0.1, passes=2.0)
+SEEDS = (0, 1)
+
+
+def groups(base: Setting, seeds: tuple[int, ...]) -> dict[str, list[tuple[Setting, Setting]]]:
+    """By condition: pairs of a run and the run with L = 1 that it is compared with, one for every seed.
+
+    In the order of what matters most.
+    """
+    rho, size = base.rho, base.batch_size
+    plain = base._replace(window=1)
+    conditions: dict[str, tuple[Setting, Setting]] = {
+        "L = 1 again, λ₀ off by 0.001": (plain._replace(jitter=1e-3), plain),
+        "L = 10": (base._replace(window=10), plain),
+        "L = 100": (base._replace(window=100), plain),
+    }
+    for L, switch in ((10, 10), (10, 100), (100, 100)):
+        window = base._replace(window=L, switch=switch)
+        conditions[f"L = {L} in the first {switch} steps only"] = (window._replace(kind="first"), plain)
+        conditions[f"L = {L} after the first {switch} steps"] = (window._replace(kind="later"), plain)
+    conditions["L = 1, wide first step"] = (plain._replace(start="wide"), plain)
+    for L in (10, 100):
+        conditions[f"L = {L}, zero warm-up"] = (base._replace(window=L, warmup="zeros"), plain)
+    for start in ("trained", "seeds"):
+        other = base._replace(start=start)
+        for L in (10, 100):
+            conditions[f"L = {L}, λ₀ {_STARTS[start]}"] = (other._replace(window=L), other._replace(window=1))
+    for factor in (3, 10, 30):
+        other = base._replace(rho=rho * factor)
+        for L in (10, 100):
+            conditions[f"L = {L}, ρ = {rho * factor:g}"] = (other._replace(window=L), other._replace(window=1))
+    late = other._replace(window=100, kind="later", switch=100)
+    conditions[f"L = 100 after the first 100 steps, ρ = {late.rho:g}"] = (late, other._replace(window=1))
+    tenth = base._replace(batch_size=size // 10, rho=rho / 10)
+    conditions[f"L = 10, B = {size // 10}, ρ = {rho / 10:g}, against B = {size}, L = 1"] = (
+        tenth._replace(window=10),
+        plain,
+    )
+    conditions[f"L = 1, B = {size // 10}, ρ = {rho / 10:g}, against B = {size}, L = 1"] = (
+        tenth._replace(window=1),
+        plain,
+    )
+    conditions[f"L = 1, B = {size * 10}, ρ = {rho * 10:g}, against B = {size}, L = 1"] = (
+        plain._replace(batch_size=size * 10, rho=rho * 10),
+        plain,
+    )
+    double = base._replace(precision="float64")
+    conditions["L = 10, float64"] = (double._replace(window=10), double._replace(window=1))
+    return {
+        name: [(run._replace(seed=seed), against._replace(seed=seed)) for seed in seeds]
+        for name, (run, against) in conditions.items()
+    }
+
+
+_STARTS = {"trained": "trained", "seeds": "from documents"}
+
+
+def settings(base: Setting, seeds: tuple[int, ...]) -> list[Setting]:
+    """All runs of the study, each once."""
+    pairs = list(groups(base, seeds).values())
+    return list(dict.fromkeys(run for i in range(len(seeds)) for pair in pairs for run in pair[i]))
+
+
+def paper(_) -> list[Setting]:
+    """The settings for a real corpus."""
+    return settings(PAPER, SEEDS)
+
+
+def gains(results: Results) -> dict[str, np.ndarray]:
+    """By condition, the gain over L = 1 of every seed that was run, in nats per held-out word."""
+    generated = results.facts["corpus"]["name"] == "generated"
+    base = SMALL if generated else PAPER._replace(passes=max(run["setting"]["passes"] for run in results.runs))
+    found = {}
+    for name, pairs in groups(base, SEEDS).items():
+        both = [(results.find(run), results.find(against)) for run, against in pairs]
+        values = [a["curve"][-1]["score"] - b["curve"][-1]["score"] for a, b in both if a and b]
+        if values:
+            found[name] = np.array(values)
+    return found
+
+
+def linear_share(x: float) -> float:
+    """Var(λ; L) / Var(λ; 1) in the linear picture, x = ρ L."""
+    return 2 * (x - 1 + math.exp(-x)) / x**2
+
+
+def verdict(results: Results) -> list[str]:
+    """The gain of every condition, beside what chance does."""
+    found = gains(results)
+    lines = [
+        f"{name}: {values.mean():+.4f} nats a word over L = 1 ({', '.join(f'{value:+.4f}' for value in values)})"
+        for name, values in found.items()
+    ]
+    rho = SMALL.rho if results.facts["corpus"]["name"] == "generated" else PAPER.rho
+    shares = ", ".join(f"L = {L}: {linear_share(rho * L):.3f}" for L in (10, 100))
+    lines.append(f"variance of λ that a window leaves in the linear picture at ρ = {rho:g}: {shares}")
+    return lines
+
+
+def draw(results: Results, path) -> None:
+    """A row for each condition, a dot for each seed; grey is what the placebo reaches."""
+    plt = pyplot()
+    found = gains(results)
+    figure, axes = plt.subplots(figsize=(8, 0.27 * len(found) + 1), layout="constrained")
+    chance = max((np.abs(values).max() for name, values in found.items() if "again" in name), default=0)
+    axes.axvspan(-chance, chance, color="0.9", linewidth=0)
+    axes.axvline(0, color="0.5", linewidth=0.8)
+    for row, (name, values) in enumerate(found.items()):
+        strong = name in ("L = 10", "L = 100")
+        axes.plot(values, np.full(len(values), row), "o", color="black" if strong else "tab:blue", markersize=4)
+        axes.plot([values.mean()] * 2, [row - 0.3, row + 0.3], color="black", linewidth=1.5)
+    axes.set_yticks(range(len(found)), found)
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    axes.set_xlabel("gain over L = 1 of the same seed, nats per held-out word (grey: chance)")
+    corpus, passes = results.facts["corpus"], max(run["setting"]["passes"] for run in results.runs)
+    axes.set_title(f"{corpus['name']}, after {passes:g} pass{'es' if passes != 1 else ''}")
+    figure.savefig(path)
+
+
+STUDY = Study("mechanism", paper, settings(SMALL, SEEDS), verdict, draw)
+
+if __name__ == "__main__":
+    main(STUDY, __doc__)
