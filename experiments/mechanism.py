@@ -23,6 +23,7 @@ from study import Results, Setting, Study, main, pyplot
 PAPER = Setting(passes=0.5)
 SMALL = Setting(rho=1e-2, batch_size=100, topics=20, alpha=0.1, eta=0.1, passes=2.0)
 SEEDS = (0, 1)
+PLACEBO = "L = 1 again, λ₀ off by 0.001"
 
 
 def groups(base: Setting, seeds: tuple[int, ...]) -> dict[str, list[tuple[Setting, Setting]]]:
@@ -33,7 +34,7 @@ def groups(base: Setting, seeds: tuple[int, ...]) -> dict[str, list[tuple[Settin
     rho, size = base.rho, base.batch_size
     plain = base._replace(window=1)
     conditions: dict[str, tuple[Setting, Setting]] = {
-        "L = 1 again, λ₀ off by 0.001": (plain._replace(jitter=1e-3), plain),
+        PLACEBO: (plain._replace(jitter=1e-3), plain),
         "L = 10": (base._replace(window=10), plain),
         "L = 100": (base._replace(window=100), plain),
     }
@@ -114,6 +115,9 @@ def verdict(results: Results) -> list[str]:
         f"{name}: {values.mean():+.4f} nats a word over L = 1 ({', '.join(f'{value:+.4f}' for value in values)})"
         for name, values in found.items()
     ]
+    ends = [(run["curve"][-1]["topics"], run["curve"][-1]["score"]) for run in results.runs]
+    ranks = [np.argsort(np.argsort(values)) for values in zip(*ends, strict=True)]
+    lines.append(f"rank correlation of score and topics in use, {len(ends)} runs: {np.corrcoef(*ranks)[0, 1]:.2f}")
     rho = SMALL.rho if results.facts["corpus"]["name"] == "generated" else PAPER.rho
     shares = ", ".join(f"L = {L}: {linear_share(rho * L):.3f}" for L in (10, 100))
     lines.append(f"variance of λ that a window leaves in the linear picture at ρ = {rho:g}: {shares}")
@@ -121,11 +125,13 @@ def verdict(results: Results) -> list[str]:
 
 
 def draw(results: Results, path) -> None:
-    """A row for each condition, a dot for each seed; grey is what the placebo reaches."""
+    """A row for each condition, a dot for each seed; at the right, every run by the topics that it uses."""
     plt = pyplot()
     found = gains(results)
-    figure, axes = plt.subplots(figsize=(8, 0.27 * len(found) + 1), layout="constrained")
-    chance = max((np.abs(values).max() for name, values in found.items() if "again" in name), default=0)
+    figure, (axes, right) = plt.subplots(
+        1, 2, figsize=(11, 0.25 * len(found) + 1), layout="constrained", width_ratios=(3, 2)
+    )
+    chance = np.abs(found.get(PLACEBO, np.zeros(1))).max()
     axes.axvspan(-chance, chance, color="0.9", linewidth=0)
     axes.axvline(0, color="0.5", linewidth=0.8)
     for row, (name, values) in enumerate(found.items()):
@@ -136,9 +142,16 @@ def draw(results: Results, path) -> None:
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
-    axes.set_xlabel("gain over L = 1 of the same seed, nats per held-out word (grey: chance)")
+    axes.set_xlabel("gain over L = 1 of the same seed, nats a word")
     corpus, passes = results.facts["corpus"], max(run["setting"]["passes"] for run in results.runs)
     axes.set_title(f"{corpus['name']}, after {passes:g} pass{'es' if passes != 1 else ''}")
+    for run in results.runs:
+        plain = run["setting"]["window"] == 1
+        end = run["curve"][-1]
+        right.plot(end["topics"], end["score"], "o" if plain else "x", color="black" if plain else "tab:blue", ms=4)
+    right.set_xlabel("topics in use at the end")
+    right.set_ylabel("held-out log p(word), mean")
+    right.set_title("every run: L = 1 (dots), windows (crosses)")
     figure.savefig(path)
 
 

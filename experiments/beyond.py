@@ -1,0 +1,134 @@
+"""Beyond the paper: other ways to average, on the same documents and the same budget.
+
+    python experiments/beyond.py                              generated documents, two minutes
+    python experiments/beyond.py --corpus arxiv/bow.npz
+
+Beside fixed windows of L = 1, 10, 100 minibatches: an exponential window with the variance of L (one slot instead of
+L), a window that is phased out to 1 over the second half of the run (the paper's way to convergence), slots in
+bfloat16, and an adaptive window that estimates noise and drift on the way and chooses L by itself. All from the same
+seeds, 1,000 minibatches of 300 documents, with ρ = 0.01: there the windows differ (ρ L = 0.1 and 1), which at the
+paper's 0.001 they hardly do after the first steps; and with ρ_t = (64 + t)^−0.7 from topics that lean to documents,
+which are the defaults of the command and the estimator.
+"""
+
+import numpy as np
+from study import Results, Setting, Study, main, pyplot
+
+SEEDS = (0, 1, 2)
+FIXED = (1, 10, 100)
+STEPS = 1_000
+LONGEST = 128
+PAPER = Setting(rho=1e-2)
+SMALL = Setting(rho=0.05, batch_size=100, topics=20, alpha=0.1, eta=0.1, passes=2.0)
+USERS = {"rho": (64.0, 0.7), "start": "seeds"}
+
+
+def ways(base: Setting) -> dict[str, Setting]:
+    """What is tried, by name; the fixed windows first."""
+    return {
+        **{f"L = {L}": base._replace(window=L) for L in FIXED},
+        "adaptive": base._replace(window=LONGEST, kind="adaptive"),
+        "exponential, L = 10": base._replace(window=10, kind="exponential"),
+        "exponential, L = 100": base._replace(window=100, kind="exponential"),
+        "L = 100 phased out": base._replace(window=100, kind="phase out"),
+        "L = 100 in bfloat16": base._replace(window=100, slots="bfloat16"),
+    }
+
+
+def regimes(base: Setting) -> dict[str, Setting]:
+    """Step sizes and starts, by name."""
+    return {f"ρ = {base.rho:g}, λ₀ noise": base, "ρ = (64 + t)^−0.7, λ₀ from documents": base._replace(**USERS)}
+
+
+def settings(base: Setting, seeds: tuple[int, ...]) -> list[Setting]:
+    """All runs of the study, seed after seed."""
+    return [
+        way._replace(seed=seed) for seed in seeds for regime in regimes(base).values() for way in ways(regime).values()
+    ]
+
+
+def paper(data) -> list[Setting]:
+    """The settings for a real corpus."""
+    return settings(based_on(data.facts()), SEEDS)
+
+
+def based_on(corpus: dict) -> Setting:
+    """The common part of the settings for a corpus."""
+    if corpus["name"] == "generated":
+        return SMALL
+    return PAPER._replace(passes=STEPS * PAPER.batch_size / corpus["documents"])
+
+
+def table(results: Results) -> dict[str, dict[str, np.ndarray]]:
+    """By regime and way, the last scores of all seeds."""
+    found = {
+        regime: {name: results.finals(way, SEEDS) for name, way in ways(base).items()}
+        for regime, base in regimes(based_on(results.facts["corpus"])).items()
+    }
+    return {
+        regime: {name: scores for name, scores in rows.items() if len(scores)}
+        for regime, rows in found.items()
+        if any(map(len, rows.values()))
+    }
+
+
+def verdict(results: Results) -> list[str]:
+    """Mean scores; and whether the adaptive window is within the seeds' spread of the best fixed one."""
+    lines = []
+    for regime, rows in table(results).items():
+        for name, scores in rows.items():
+            lines.append(f"{regime}, {name}: {scores.mean():.4f} ({', '.join(f'{score:.4f}' for score in scores)})")
+        fixed = {name: scores for name, scores in rows.items() if name in [f"L = {L}" for L in FIXED]}
+        if fixed and "adaptive" in rows:
+            best = max(fixed, key=lambda name: fixed[name].mean())
+            gap = rows["adaptive"].mean() - fixed[best].mean()
+            width = fixed[best].max() - fixed[best].min()
+            word = "within" if gap >= -width else "outside"
+            lines.append(
+                f"{regime}: adaptive {gap:+.4f} from the best fixed window in hindsight ({best}), "
+                f"{word} the spread of its seeds ({width:.4f})"
+            )
+    return lines
+
+
+def draw(results: Results, path) -> None:
+    """A panel for each regime: a row for each way, a dot for each seed. Below, the L that was chosen."""
+    plt = pyplot()
+    rows = table(results)
+    figure, panels = plt.subplots(
+        2, len(rows), figsize=(5.2 * len(rows), 5), layout="constrained", squeeze=False, height_ratios=(3, 2)
+    )
+    bases = regimes(based_on(results.facts["corpus"]))
+    for (top, below), (regime, found) in zip(panels.T, rows.items(), strict=True):
+        best = max((found[name] for name in found if name in [f"L = {L}" for L in FIXED]), key=np.mean)
+        top.axvspan(best.min(), best.max(), color="0.9", linewidth=0)
+        for row, (name, scores) in enumerate(found.items()):
+            colour = "tab:red" if name == "adaptive" else "black"
+            top.plot(scores, np.full(len(scores), row), "o", color=colour, markersize=4, alpha=0.7)
+            top.plot([scores.mean()] * 2, [row - 0.3, row + 0.3], color=colour, linewidth=1.5)
+        top.set_yticks(range(len(found)), found)
+        top.invert_yaxis()
+        top.tick_params(axis="y", length=0)
+        top.set_title(regime)
+        top.set_xlabel("held-out log p(word), mean (grey: seeds of the best fixed window)")
+        adaptive = ways(bases[regime])["adaptive"]
+        for seed, line in zip(SEEDS, ("-", "--", ":"), strict=True):
+            run = results.find(adaptive._replace(seed=seed))
+            if run:
+                steps, lengths = zip(*((point["step"], point["window"]) for point in run["curve"]), strict=True)
+                below.step(steps, lengths, line, where="post", color="tab:red", label=f"seed {seed}")
+        below.set_yscale("log", base=2)
+        below.set_ylim(0.8, 1.3 * LONGEST)
+        below.set_xlabel("step")
+        below.set_ylabel("L chosen")
+        below.legend(frameon=False, fontsize=8)
+    corpus = results.facts["corpus"]
+    title = f"{corpus['name']}: {corpus['documents']:,} documents, {corpus['words']:,} words"
+    figure.suptitle(title, x=0.01, ha="left")
+    figure.savefig(path)
+
+
+STUDY = Study("beyond", paper, settings(SMALL, SEEDS[:2]), verdict, draw)
+
+if __name__ == "__main__":
+    main(STUDY, __doc__)

@@ -1,0 +1,168 @@
+"""The studies of the paper: settings, results on disk, verdicts; one small run through it all."""
+
+import json
+import math
+from pathlib import Path
+
+import beyond
+import heldout
+import mechanism
+import numpy as np
+import pytest
+import scipy.sparse
+import study
+from study import Data, Results, Setting
+
+from smoothgrad_jax import Corpus
+
+FOLDER = Path(__file__).parents[1] / "experiments"
+STUDIES = {each.STUDY.name: each.STUDY for each in (beyond, heldout, mechanism)}
+
+
+def documents(num_docs, num_words=30):
+    rng = np.random.default_rng(0)
+    return scipy.sparse.csr_array(rng.poisson(0.3, (num_docs, num_words)))
+
+
+@pytest.fixture(scope="module")
+def data():
+    X = documents(260)
+    return Data("tiny", Corpus.of(X[:200]), (X[200:], X[200:]))
+
+
+def a_run(setting, score):
+    return {"setting": study._plain(setting), "curve": [{"step": 10, "score": score, "topics": 3.0, "window": 4}]}
+
+
+def test_results_are_there_again(tmp_path):
+    results = Results(tmp_path / "new" / "study.json")
+    results.facts = {"corpus": {"name": "generated", "documents": 100}}
+    settings = [Setting(window=math.inf), Setting(rho=(64.0, 0.7)), Setting(seed=1), Setting(window=3, seed=2)]
+    for i, setting in enumerate(settings):
+        results.add(a_run(setting, -float(i)))
+    again = Results(results.path)
+    assert again.facts == results.facts
+    for i, setting in enumerate(settings):
+        assert again.find(setting)["curve"][0]["score"] == -i
+    assert again.find(Setting(window=4)) is None
+    assert again.find(Setting(eta=0.1)) is None
+    passes, scores = again.curve(Setting(seed=1, batch_size=300))
+    np.testing.assert_array_equal(passes, [30.0])
+    np.testing.assert_array_equal(scores, [-2.0])
+    assert len(results.path.read_text().splitlines()) >= len(settings)  # a run a line: a change is one line of a diff
+
+
+def test_settings_that_differ_are_kept_apart():
+    """What JSON keeps of a setting is all of it."""
+    kept = [json.dumps(study._plain(s), sort_keys=True) for each in STUDIES.values() for s in dict.fromkeys(each.small)]
+    per_study = [len(dict.fromkeys(each.small)) for each in STUDIES.values()]
+    start = 0
+    for number in per_study:
+        assert len(set(kept[start : start + number])) == number
+        start += number
+
+
+def test_a_run_goes_on_where_it_was_stopped(data, tmp_path):
+    setting = Setting(window=3, batch_size=20, topics=4, passes=4.0, scores=4, rho=0.1)
+    whole = study.train(data, setting)
+    assert [point["step"] for point in whole["curve"]] == [10, 20, 30, 40]
+    stops = iter([False, True])
+    with pytest.raises(KeyboardInterrupt):
+        study.train(data, setting, tmp_path / "run", lambda: next(stops, True))
+    assert (tmp_path / "run").exists()
+    resumed = study.train(data, setting, tmp_path / "run")
+    assert resumed["curve"] == whole["curve"]
+    assert not (tmp_path / "run").exists()
+
+
+CHANGES = (
+    {"kind": "first", "switch": 5},
+    {"kind": "later", "switch": 5},
+    {"kind": "phase out"},
+    {"kind": "exponential"},
+    {"kind": "adaptive", "window": 4},
+    {"start": "seeds"},
+    {"start": "wide"},
+    {"start": "trained"},
+    {"jitter": 0.1},
+    {"warmup": "zeros"},
+    {"window": math.inf},
+    {"slots": "bfloat16"},
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_every_kind_of_run(data, change):
+    setting = Setting(window=3, batch_size=20, topics=4, passes=2.0, scores=2, rho=0.1)._replace(**change)
+    run = study.train(data, setting)
+    assert run["setting"] == study._plain(setting)
+    assert all(math.isfinite(point["score"]) for point in run["curve"])
+
+
+def test_windows_only_at_first_or_later():
+    first = study._window(Setting(window=10, kind="first", switch=5), 100)["window"]
+    later = study._window(Setting(window=10, kind="later", switch=5), 100)["window"]
+    assert [int(first(t)) for t in (0, 4, 5, 9)] == [10, 10, 1, 1]
+    assert [int(later(t)) for t in (0, 4, 5, 9)] == [1, 1, 10, 10]
+
+
+def test_the_linear_picture_against_an_impulse_response():
+    rho, L = 0.01, 100
+    box = np.full(L, 1 / L)
+    decay = rho * (1 - rho) ** np.arange(5_000)
+    share = (np.convolve(box, decay) ** 2).sum() / (decay**2).sum()
+    assert mechanism.linear_share(rho * L) == pytest.approx(share, rel=2e-2)
+
+
+def filled(study, scores):
+    """Results in which every setting has its score."""
+    results = Results(Path("nowhere"))
+    results.facts = {"corpus": {"name": "generated", "documents": 100, "words": 10}}
+    results.runs = [a_run(setting, scores(setting)) for setting in dict.fromkeys(study.small)]
+    return results
+
+
+def test_gains_are_over_the_same_seed():
+    results = filled(mechanism.STUDY, lambda s: -s.seed - 5 + 0.25 * (s.window == 10))
+    gains = mechanism.gains(results)
+    np.testing.assert_allclose(gains["L = 10"], 0.25)
+    np.testing.assert_allclose(gains["L = 100"], 0)
+    assert len(gains["L = 10"]) == 2
+
+
+def test_held_out_verdict_counts_seeds():
+    results = filled(heldout.STUDY, lambda s: -5.0 + 0.125 * (s.window == 10) - 0.25 * (s.window == 10 and s.seed == 1))
+    lines = [line for line in heldout.verdict(results) if line.startswith("L = 10 against")]
+    assert lines == ["L = 10 against L = 1, same seed: 2 of 3 better, gains +0.1250, -0.1250, +0.1250"]
+
+
+@pytest.mark.parametrize(("score", "word"), [(-4.9, "within"), (-5.2, "outside")])
+def test_adaptive_is_judged_by_the_best_fixed_window(score, word):
+    def scores(setting):
+        if setting.kind == "adaptive":
+            return score
+        return -5.0 - 0.1 * setting.seed if setting.window == 100 and setting.kind == "mean" else -6.0
+
+    lines = [line for line in beyond.verdict(filled(beyond.STUDY, scores)) if "hindsight" in line]
+    assert len(lines) == 2
+    assert all("(L = 100)" in line and word in line for line in lines)
+
+
+@pytest.mark.parametrize("path", sorted((FOLDER / "results").glob("*.json")), ids=lambda path: path.stem)
+def test_published_results_have_their_verdict(path):
+    name = next((each for each in STUDIES if path.stem.startswith(each + "_")), None)
+    if name is None:
+        pytest.skip("a study of its own")
+    results = Results(path)
+    assert STUDIES[name].verdict(results)
+    assert path.with_suffix(".png").exists()
+
+
+def test_bad_corpora_are_one_line(tmp_path):
+    (tmp_path / "bow.npz").write_bytes(b"nothing")
+    with pytest.raises(SystemExit, match="expected a matrix documents × words"):
+        study.load(tmp_path, 10)
+    scipy.sparse.save_npz(tmp_path / "bow.npz", documents(5).tocsr())
+    with pytest.raises(SystemExit, match="5 documents are too few to hold 10 of them out"):
+        study.load(tmp_path, 10)
