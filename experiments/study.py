@@ -318,7 +318,7 @@ def run_all(results: Results, data: Data, settings: Iterable[Setting], jobs: int
     todo = [setting for setting in dict.fromkeys(settings) if results.find(setting) is None]
     if not todo:
         return
-    results.facts = {"corpus": data.facts(), "machine": machine()}
+    results.facts = {"corpus": data.facts(), "machine": where()}
     scratch = pathlib.Path(tempfile.gettempdir()) / "smoothgrad-studies" / results.path.stem
     begun, work = time.monotonic(), sum(map(_cost, todo))
     print(f"{data.name}: {len(todo)} runs to make, {jobs} at a time; Ctrl-C keeps what is done", flush=True)
@@ -350,6 +350,13 @@ def _receive(*received):
     global _received
     _received = received
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent tells when to stop
+
+
+def where() -> dict[str, Any]:
+    """What the runs are made on."""
+    facts = machine()
+    facts["versions"] = {name: facts["versions"][name] for name in ("jax", "jaxlib", "numpy", "smoothgrad_jax")}
+    return facts
 
 
 def _job(setting, scratch):
