@@ -9,6 +9,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _ROOMS = {
+    "adaptive": ("Adaptive",),
     "corpus": ("Corpus", "prefetch", "sample"),
     "diagnostics": ("averaged_step", "bias_variance", "count_negative"),
     "documents": ("Batch", "pack"),
@@ -26,7 +27,7 @@ _ROOMS = {
     "unpacking": ("CorpusError",),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
-_OPEN = ("diagnostics", "dirichlet", "store", "text", "window")  # rooms that are used by their own name
+_OPEN = ("adaptive", "diagnostics", "dirichlet", "store", "text", "window")  # rooms that are used by their own name
 
 # `from smoothgrad_jax import *` is not to fail for want of an extra.
 _missing = () if importlib.util.find_spec("sklearn") else _ROOMS["estimator"]

@@ -1,9 +1,11 @@
 # What the names are that __init__.py imports when they are first used, for editors and type checkers.
+from smoothgrad_jax import adaptive as adaptive
 from smoothgrad_jax import diagnostics as diagnostics
 from smoothgrad_jax import dirichlet as dirichlet
 from smoothgrad_jax import store as store
 from smoothgrad_jax import text as text
 from smoothgrad_jax import window as window
+from smoothgrad_jax.adaptive import Adaptive as Adaptive
 from smoothgrad_jax.corpus import Corpus as Corpus
 from smoothgrad_jax.corpus import prefetch as prefetch
 from smoothgrad_jax.corpus import sample as sample

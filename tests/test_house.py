@@ -21,6 +21,7 @@ ROOMS = {
     "documents": {"numpy", "scipy"},
     "lda": {"jax", "numpy", "dirichlet", "documents"},
     "svi": {"jax", "numpy", "window"},
+    "adaptive": {"jax", "numpy"},
     "transform": {"jax", "numpy", "optax", "window"},
     "diagnostics": {"jax", "window", "svi"},
     "corpus": {"jax", "numpy", "scipy", "documents"},
@@ -32,8 +33,8 @@ ROOMS = {
     "text": {"numpy", "scipy", "sklearn", "joblib", "unpacking"},
     "counting": {"numpy", "scipy", "text", "unpacking"},
     "store": {"numpy", "corpus", "counting", "text", "unpacking"},
-    "rows": {"jax", "numpy", "documents", "lda", "window"},
-    "training": {"jax", "numpy", "corpus", "documents", "lda", "rows", "svi", "window"},
+    "rows": {"jax", "numpy", "adaptive", "documents", "lda", "window"},
+    "training": {"jax", "numpy", "adaptive", "corpus", "documents", "lda", "rows", "svi", "window"},
     "inference": {"jax", "numpy", "corpus", "documents", "lda", "rows"},
     "report": {"numpy", "scipy"},
     "saved": {"jax", "numpy", "pyLDAvis", "corpus", "inference", "lda", "report", "training"},
@@ -151,10 +152,10 @@ def test_doctests():
     import jax.numpy as jnp
     import optax
 
-    from smoothgrad_jax import corpus, documents, estimator, inference, priors, text, transform
+    from smoothgrad_jax import adaptive, corpus, documents, estimator, inference, priors, text, transform
 
     names = {"jnp": jnp, "optax": optax}
-    for module in (corpus, documents, estimator, inference, priors, text, transform):
+    for module in (adaptive, corpus, documents, estimator, inference, priors, text, transform):
         result = doctest.testmod(module, extraglobs=names, optionflags=doctest.ELLIPSIS)
         assert result.attempted > 0
         assert result.failed == 0

@@ -1,0 +1,311 @@
+"""A window that finds its length: as long as the noise asks for, as short as the drift allows.
+
+The mean of the last L statistics has the noise of one minibatch divided by L, and a bias, as S has moved on since the
+old ones were computed. Which L is best follows from the statistics themselves, without a look at the whole data:
+
+    L = argmin  bias²(L) + σ²/L                       over L = 1, 2, 4, … longest
+
+Cut the steps into blocks of l, and let a and b be the means of two neighbours (half of ‖a − b‖² is Allan's variance):
+
+    V_l      = mean of ½ ‖a − b‖²                      = σ²/l + ½ ‖drift from block to block‖²
+    σ²       = mean of ⅙ ‖z_i − 2 z_i−1 + z_i−2‖²      in which a steady drift cancels; in V_1 it does not
+    D_l      = ½ (V_l − σ²/l), not below 0             = ‖E[z^2l − z^l]‖², where z^l is the mean of the last l
+    bias²(L) = ((2l − 1)/l)² D_l                       with 2l = L; bias²(1) = 0
+
+The last line holds for a steady drift d, where bias(L) = d (L − 1)/2 and D_l = (d l/2)². Under a random walk, the other
+way in which S can move, it is within 4 % for every l. A longer window is not less biased, and the long blocks are those
+that see a drift clearly: bias²(L) is lowered to the smallest of those from L on.
+
+| letter | name         | meaning                                                                                  |
+|--------|--------------|------------------------------------------------------------------------------------------|
+| z_i    | ``sketched`` | sketch of the statistics Ŝ_i: few numbers, with the squared distances of the many, see   |
+|        |              | :func:`sketch`                                                                           |
+| L      | ``length``   | the window                                                                               |
+| C      | ``longest``  | the longest one; J = log₂ C, and the blocks have l = 1, 2, … C/2 steps                   |
+| M      |              | size of a sketch                                                                         |
+| t      | ``index``    | sketches so far                                                                          |
+| σ²     | ``noise``    | squared noise of one sketch                                                              |
+| V_l    | ``spread``   | half the squared distance of neighbouring blocks, [J]                                    |
+| m      | ``memory``   | steps over which the means of both reach                                                 |
+
+How sure is it? With ν directions in which a minibatch is noisy (70 to 700 on abstracts, B = 300), ½ ‖a − b‖² is σ²/l
+within √(2/ν), and m/l blocks are averaged: m = 2 C leaves four of the longest. The error of bias²(C) is then about
+4 √(2/(4 ν)) σ²/C, at most a third of what the last doubling gains. All means reach over the same m steps, as σ² changes
+along a run and its change must not be taken for drift.
+
+Only J sums of M numbers are kept, twice, and no ring: a push costs O(J M), and no sum is ever older than C steps.
+
+Reference: Allan, *Statistics of atomic frequency standards*, Proceedings of the IEEE 54, 1966; Charikar, Chen and
+Farach-Colton, *Finding frequent items in data streams*, 2002, for the sketch.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_BUCKETS = 64  # squared distances are kept within √(2/64) along one direction of a column, and there are K columns
+_RELUCTANCE = 0.1  # what another length must gain: the cost is flat around its minimum, and a window refills slowly
+
+
+class Adaptive(NamedTuple):
+    """A window that finds its length, for ``fit(window=Adaptive())``.
+
+    Attributes:
+      longest: C, the longest window, a power of two: the memory that the run may take.
+      memory: m, steps over which noise and drift are measured, from ``longest`` on; by default twice that. Fewer follow
+        a change sooner, and the choice is more restless.
+    """
+
+    longest: int = 128
+    memory: float | None = None
+
+
+class AdaptiveState(NamedTuple):
+    """What was measured so far.
+
+    Attributes:
+      sums: [J, M], of each level the sum of the block that is not complete.
+      blocks: [J, M], the sum of the last complete block.
+      before: [2, M], the last two sketches, the newer one first.
+      index: t, int32.
+      noise: σ².
+      spread: V_l [J].
+      memory: m.
+      length: L for the steps to come, int32.
+    """
+
+    sums: jax.Array
+    blocks: jax.Array
+    before: jax.Array
+    index: jax.Array
+    noise: jax.Array
+    spread: jax.Array
+    memory: jax.Array
+    length: jax.Array
+
+
+class Delayed(NamedTuple):
+    """The rule of a run that works ahead: the last sketch waits while the length without it is used.
+
+    Attributes:
+      state: The rule, with all sketches but the last.
+      waiting: The last sketch in parts; its sum times ``scale`` is the sketch. None before the first step.
+      scale: D/B.
+    """
+
+    state: AdaptiveState
+    waiting: tuple[jax.Array, ...]
+    scale: float
+
+
+def init(spec: Adaptive, template: Any) -> AdaptiveState:
+    """Nothing is known yet: L = 1. Allocates 2 log₂ C + 2 sketches.
+
+    Args:
+      spec: The longest window and the memory.
+      template: A pytree with the structure, shapes and dtypes of the statistics (arrays or ``ShapeDtypeStruct``).
+    """
+    longest, memory = check(spec)
+    like = jax.eval_shape(sketch, template)
+    levels = jnp.zeros((longest.bit_length() - 1, like.size), like.dtype)
+    return AdaptiveState(
+        sums=levels,
+        blocks=jnp.zeros_like(levels),
+        before=jnp.zeros((2, like.size), like.dtype),
+        index=jnp.zeros((), jnp.int32),
+        noise=jnp.zeros((), like.dtype),
+        spread=jnp.zeros(len(levels), like.dtype),
+        memory=jnp.asarray(memory, like.dtype),
+        length=jnp.ones((), jnp.int32),
+    )
+
+
+def check(spec: Adaptive) -> Adaptive:
+    """The same with its memory filled in, if it can be served."""
+    longest, memory = spec
+    if not isinstance(longest, int | np.integer) or longest < 1 or longest & (longest - 1):
+        raise ValueError(f"longest must be a power of two, as the lengths tried are 1, 2, 4, …; got {longest}")
+    memory = 2 * longest if memory is None else memory
+    if not longest <= memory < np.inf:
+        raise ValueError(f"memory must be at least the longest window, {longest}, and finite; got {memory}")
+    return Adaptive(int(longest), float(memory))
+
+
+def spec_of(state: AdaptiveState) -> Adaptive:
+    """What the state was made for; the longest window is read off its shape."""
+    return Adaptive(2 ** len(state.spread), float(state.memory))
+
+
+def sketch(stats: Any) -> jax.Array:
+    """Statistics as a short vector z [M], such that ‖z − z′‖² is that of the statistics on average over hashes.
+
+    The longest axis of every array, say of V words, goes into 64 buckets. With a bucket h and a sign s for each word,
+    fixed for all time,
+
+        z[h, k] = Σ_{w in h} s_w S_wk
+
+    An axis of 64 or fewer is left as it is, and so is a number; what has only such axes is kept exactly.
+
+    Args:
+      stats: A pytree of arrays of any rank.
+    """
+    leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(stats)]
+    if not leaves:
+        raise ValueError("there are no statistics to look at: the pytree is empty")
+    dtype = jnp.result_type(jnp.float32, *leaves)
+    parts = [_sketch_leaf(leaf.astype(dtype), number) for number, leaf in enumerate(leaves)]
+    return jnp.concatenate(parts)
+
+
+def buckets(num_rows: int, leaf: int = 0) -> tuple[np.ndarray, np.ndarray, int]:
+    """Bucket and sign of every row of an array, from a hash of its number; and how many buckets there are.
+
+    Args:
+      num_rows: How many rows.
+      leaf: The number of the array among the leaves: each has a hash of its own.
+    """
+    if num_rows <= _BUCKETS:
+        return np.arange(num_rows, dtype=np.int32), np.ones(num_rows, np.int8), num_rows
+    # The finaliser of MurmurHash3: every bit of the number reaches every bit of the hash.
+    x = np.arange(num_rows, dtype=np.uint32) + np.uint32((leaf * 0x9E3779B1 + 0x7F4A7C15) & 0xFFFFFFFF)
+    x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
+    x = x ^ (x >> 16)
+    return (x % _BUCKETS).astype(np.int32), np.where(x >> 31, -1, 1).astype(np.int8), _BUCKETS
+
+
+def push(state: AdaptiveState, sketched: jax.Array) -> tuple[jax.Array, AdaptiveState]:
+    """Take the sketch of a step; return the length that is best now, and the new state.
+
+    Only lengths up to the number of sketches are tried, and another one than before must be better by a tenth: the cost
+    is flat around its minimum, and a window that went back and forth would forget what it has to collect again.
+
+    Args:
+      state: From :func:`init`.
+      sketched: z, of :func:`sketch`.
+
+    Returns:
+      ``(L, state)``; L is an int32 scalar, 1 … longest.
+
+    With any model, and under ``jit`` or ``scan``:
+
+    >>> from smoothgrad_jax import adaptive, global_step, init
+    >>> def step(carry, stats):
+    ...     state, rule = carry
+    ...     length, rule = adaptive.push(rule, adaptive.sketch(stats))
+    ...     return (global_step(state, stats, 1.0, 0.1, length), rule), length
+    >>> stats = jax.random.poisson(jax.random.key(0), 20.0, (100, 3)).astype(float)
+    >>> state, rule = init(jnp.ones(3), 8), adaptive.init(adaptive.Adaptive(8), jnp.ones(3))
+    >>> (state, rule), lengths = jax.lax.scan(step, (state, rule), stats)
+    >>> print(lengths[0], lengths[-1])
+    1 8
+    """
+    if sketched.shape != state.before.shape[1:]:
+        raise ValueError(f"the rule was made for sketches {state.before.shape[1:]}, got {sketched.shape}")
+    z, dtype = sketched.astype(state.before.dtype), state.before.dtype
+    sizes, t = _sizes(state), state.index + 1
+    length = sizes.astype(dtype)  # l
+
+    # σ² ≈ ⅙ ‖z_i − 2 z_i−1 + z_i−2‖²
+    bend = z - 2 * state.before[0] + state.before[1]
+    noise = _follow(state.noise, jnp.sum(bend * bend) / 6, t - 2, 1 / state.memory)
+
+    # V_l ≈ ½ ‖a − b‖², whenever a block is complete that has a neighbour
+    sums = state.sums + z[None]
+    full = t % sizes == 0
+    apart = jnp.sum((sums - state.blocks) ** 2, 1) / (2 * length * length)
+    spread = jnp.where(full, _follow(state.spread, apart, t // sizes - 1, length / state.memory), state.spread)
+
+    state = AdaptiveState(
+        sums=jnp.where(full[:, None], 0, sums),
+        blocks=jnp.where(full[:, None], sums, state.blocks),
+        before=jnp.stack([z, state.before[0]]),
+        index=t,
+        noise=noise,
+        spread=spread,
+        memory=state.memory,
+        length=state.length,
+    )
+    best = _best(state)
+    return best, state._replace(length=best)
+
+
+def errors(state: AdaptiveState) -> tuple[jax.Array, jax.Array]:
+    """bias² and σ²/L of the windows 1, 2, 4, … longest as they were measured, [J + 1] each.
+
+    Of windows longer than the run bias² is ∞.
+    """
+    dtype = state.spread.dtype
+    length = _sizes(state).astype(dtype)  # l
+    # D_l = ½ (V_l − σ²/l),   bias²(2l) = ((2l − 1)/l)² D_l
+    drift = jnp.maximum(state.spread - state.noise / length, 0) / 2
+    squared_bias = jnp.concatenate([jnp.zeros(1, dtype), ((2 * length - 1) / length) ** 2 * drift])
+    # Three sketches are the first that tell noise from drift.
+    lengths = _lengths(state)
+    known = (lengths == 1) | (jnp.maximum(lengths, 3) <= state.index)
+    squared_bias = jnp.where(known, squared_bias, jnp.inf)
+    return jax.lax.cummin(squared_bias, reverse=True), state.noise / lengths.astype(dtype)
+
+
+def wait(state: AdaptiveState) -> Delayed:
+    """The rule of a run before its first step."""
+    return Delayed(state, (), 0.0)
+
+
+def take(delayed: Delayed) -> tuple[int, AdaptiveState]:
+    """The length for the next step, and the rule with the sketch that waited, which may still be under way.
+
+    So the length of step i + 1 follows from the sketches up to step i − 1, whoever looks at the run in between: it is
+    there when step i has just been handed out. The state is used up.
+    """
+    length = int(delayed.state.length)
+    return length, _absorb(delayed.state, delayed.waiting, delayed.scale) if delayed.waiting else delayed.state
+
+
+@partial(jax.jit, donate_argnames="state")
+def _absorb(state, parts, scale):
+    dtype = state.before.dtype
+    return push(state, jnp.asarray(scale, dtype) * sum(part.ravel().astype(dtype) for part in parts))[1]
+
+
+def _best(state):
+    squared_bias, variance = errors(state)
+    cost, lengths = squared_bias + variance, _lengths(state)
+    best = jnp.argmin(cost)  # the first, and so the shortest, of equals
+    now = jnp.min(jnp.where(lengths == state.length, cost, jnp.inf))
+    return jnp.where(cost[best] < (1 - _RELUCTANCE) * now, lengths[best], state.length)
+
+
+def _sizes(state):
+    """The blocks' lengths l = 1, 2, … C/2."""
+    return jnp.asarray(2 ** np.arange(len(state.spread)), jnp.int32)
+
+
+def _lengths(state):
+    """The windows' lengths 1, 2, … C."""
+    return jnp.asarray(2 ** np.arange(len(state.spread) + 1), jnp.int32)
+
+
+def _follow(mean, value, number, least):
+    """The mean with value ``number`` = 1, 2, … in it, which fades once its share would be less than ``least``."""
+    share = jnp.maximum(1 / jnp.maximum(number, 1).astype(mean.dtype), least)
+    return jnp.where(number > 0, mean + share * (value - mean), mean)
+
+
+def _sketch_leaf(leaf, number):
+    if leaf.ndim == 0:
+        return leaf[None]
+    axis = int(np.argmax(leaf.shape))
+    rows = jnp.moveaxis(leaf, axis, 0).reshape(leaf.shape[axis], -1)
+    bucket, sign, num_buckets = buckets(len(rows), number)
+    if len(rows) > num_buckets:
+        rows = add_to_buckets(jnp.zeros((num_buckets, rows.shape[1]), rows.dtype), rows, bucket, sign)
+    return rows.ravel()
+
+
+def add_to_buckets(sums: jax.Array, rows: jax.Array, bucket: Any, sign: Any) -> jax.Array:
+    """z[h, k] += Σ_{w in h} s_w S_wk for rows S, their buckets and signs."""
+    return sums.at[bucket].add(jnp.asarray(sign).astype(rows.dtype)[:, None] * rows)
