@@ -39,6 +39,7 @@ Reference: Allan, *Statistics of atomic frequency standards*, Proceedings of the
 Farach-Colton, *Finding frequent items in data streams*, 2002, for the sketch.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -60,7 +61,7 @@ class Adaptive(NamedTuple):
     """
 
     longest: int = 128
-    memory: float | None = None
+    memory: int | None = None
 
 
 class AdaptiveState(NamedTuple):
@@ -92,7 +93,7 @@ class Delayed(NamedTuple):
 
     Attributes:
       state: The rule, with all sketches but the last.
-      waiting: The last sketch in parts; its sum times ``scale`` is the sketch. None before the first step.
+      waiting: Parts of the last sketch, which is ``scale`` times their sum; none before the first step.
       scale: D/B.
     """
 
@@ -106,19 +107,19 @@ def init(spec: Adaptive, template: Any) -> AdaptiveState:
 
     Args:
       spec: The longest window and the memory.
-      template: A pytree with the structure, shapes and dtypes of the statistics (arrays or ``ShapeDtypeStruct``).
+      template: A sketch, of the parameters say, or its ``ShapeDtypeStruct``: what is used is shape and dtype.
     """
     longest, memory = check(spec)
-    like = jax.eval_shape(sketch, template)
-    levels = jnp.zeros((longest.bit_length() - 1, like.size), like.dtype)
+    (size,), dtype = template.shape, template.dtype
+    levels = jnp.zeros((longest.bit_length() - 1, size), dtype)
     return AdaptiveState(
         sums=levels,
         blocks=jnp.zeros_like(levels),
-        before=jnp.zeros((2, like.size), like.dtype),
+        before=jnp.zeros((2, size), dtype),
         index=jnp.zeros((), jnp.int32),
-        noise=jnp.zeros((), like.dtype),
-        spread=jnp.zeros(len(levels), like.dtype),
-        memory=jnp.asarray(memory, like.dtype),
+        noise=jnp.zeros((), dtype),
+        spread=jnp.zeros(len(levels), dtype),
+        memory=jnp.asarray(memory, dtype),
         length=jnp.ones((), jnp.int32),
     )
 
@@ -129,14 +130,14 @@ def check(spec: Adaptive) -> Adaptive:
     if not isinstance(longest, int | np.integer) or longest < 1 or longest & (longest - 1):
         raise ValueError(f"longest must be a power of two, as the lengths tried are 1, 2, 4, …; got {longest}")
     memory = 2 * longest if memory is None else memory
-    if not longest <= memory < np.inf:
-        raise ValueError(f"memory must be at least the longest window, {longest}, and finite; got {memory}")
-    return Adaptive(int(longest), float(memory))
+    if not isinstance(memory, int | np.integer) or memory < longest:
+        raise ValueError(f"memory must be a whole number of steps, at least the longest window {longest}; got {memory}")
+    return Adaptive(int(longest), int(memory))
 
 
 def spec_of(state: AdaptiveState) -> Adaptive:
     """What the state was made for; the longest window is read off its shape."""
-    return Adaptive(2 ** len(state.spread), float(state.memory))
+    return Adaptive(2 ** len(state.spread), int(state.memory))
 
 
 def sketch(stats: Any) -> jax.Array:
@@ -198,8 +199,8 @@ def push(state: AdaptiveState, sketched: jax.Array) -> tuple[jax.Array, Adaptive
     ...     length, rule = adaptive.push(rule, adaptive.sketch(stats))
     ...     return (global_step(state, stats, 1.0, 0.1, length), rule), length
     >>> stats = jax.random.poisson(jax.random.key(0), 20.0, (100, 3)).astype(float)
-    >>> state, rule = init(jnp.ones(3), 8), adaptive.init(adaptive.Adaptive(8), jnp.ones(3))
-    >>> (state, rule), lengths = jax.lax.scan(step, (state, rule), stats)
+    >>> start = init(jnp.ones(3), 8), adaptive.init(adaptive.Adaptive(8), adaptive.sketch(jnp.ones(3)))
+    >>> (state, rule), lengths = jax.lax.scan(step, start, stats)
     >>> print(lengths[0], lengths[-1])
     1 8
     """
@@ -250,25 +251,53 @@ def errors(state: AdaptiveState) -> tuple[jax.Array, jax.Array]:
     return jax.lax.cummin(squared_bias, reverse=True), state.noise / lengths.astype(dtype)
 
 
-def wait(state: AdaptiveState) -> Delayed:
-    """The rule of a run before its first step."""
-    return Delayed(state, (), 0.0)
+def delayed(spec: Adaptive, template: Any) -> Delayed:
+    """The rule of a run before its first step; arguments as for :func:`init`."""
+    return Delayed(init(spec, template), (), 0.0)
 
 
-def take(delayed: Delayed) -> tuple[int, AdaptiveState]:
+def restart(rule: Delayed) -> Delayed:
+    """The same rule, as before its first step."""
+    return delayed(spec_of(rule.state), rule.state.before[0])
+
+
+def take(rule: Delayed) -> tuple[int, AdaptiveState]:
     """The length for the next step, and the rule with the sketch that waited, which may still be under way.
 
     So the length of step i + 1 follows from the sketches up to step i − 1, whoever looks at the run in between: it is
-    there when step i has just been handed out. The state is used up.
+    there when step i has just been handed out. The rule is used up.
     """
-    length = int(delayed.state.length)
-    return length, _absorb(delayed.state, delayed.waiting, delayed.scale) if delayed.waiting else delayed.state
+    length = int(rule.state.length)
+    return length, _absorb(rule.state, rule.waiting, rule.scale) if rule.waiting else rule.state
+
+
+def export(rule: Delayed) -> dict[str, np.ndarray]:
+    """The rule as arrays, with at least one axis each."""
+    arrays = {f"rule_{name}": np.asarray(leaf)[None] for name, leaf in rule.state._asdict().items()}
+    if rule.waiting:
+        arrays["rule_waiting"] = np.stack([np.asarray(part) for part in rule.waiting])
+    return arrays | {"rule_scale": np.array([rule.scale], np.float64)}
+
+
+def restore(arrays: Mapping[str, np.ndarray]) -> Delayed | None:
+    """The rule of which :func:`export` made these; None if there was none."""
+    if "rule_length" not in arrays:
+        return None
+
+    def copy(array):
+        return jnp.array(np.asarray(array))
+
+    return Delayed(
+        AdaptiveState(*(copy(arrays[f"rule_{name}"][0]) for name in AdaptiveState._fields)),
+        tuple(copy(part) for part in arrays.get("rule_waiting", ())),
+        float(arrays["rule_scale"][0]),
+    )
 
 
 @partial(jax.jit, donate_argnames="state")
 def _absorb(state, parts, scale):
     dtype = state.before.dtype
-    return push(state, jnp.asarray(scale, dtype) * sum(part.ravel().astype(dtype) for part in parts))[1]
+    return push(state, jnp.asarray(scale, dtype) * sum(part.astype(dtype) for part in parts))[1]
 
 
 def _best(state):

@@ -43,7 +43,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from smoothgrad_jax import lda
+from smoothgrad_jax import adaptive, lda
+from smoothgrad_jax.adaptive import Adaptive
 from smoothgrad_jax.documents import Batch, Group
 from smoothgrad_jax.window import Warmup
 
@@ -62,12 +63,14 @@ class Share(NamedTuple):
       num_used: [S], how many there are.
       batches: S batches with the words as positions in [S · U], each with its share of the documents in the groups.
       size: B.
+      hashed: Bucket and sign of each word [S · U], where the window is adaptive; the sign beyond the last is 0.
     """
 
     words: np.ndarray
     num_used: np.ndarray
     batches: tuple[Batch, ...]
     size: int
+    hashed: tuple[np.ndarray, np.ndarray] | None = None
 
 
 class Model(NamedTuple):
@@ -131,6 +134,7 @@ class RowState(NamedTuple):
       dtype: How slots are kept.
       leaving: Slots that left at the last step, still in the rows' sums.
       pending: The statistics of the last step, not yet in the rows' sums.
+      rule: What finds the length of the window, if it is adaptive.
     """
 
     shards: tuple[jax.Array, ...]
@@ -144,6 +148,7 @@ class RowState(NamedTuple):
     dtype: Any
     leaving: tuple[Slot, ...]
     pending: Pending | None
+    rule: adaptive.Delayed | None = None
 
     @property
     def num_words(self) -> int:
@@ -162,12 +167,14 @@ class RowInfo(NamedTuple):
     Attributes:
       step: Steps taken before this one.
       clock: (A, C) before this step.
+      length: L.
       scale: D/B.
       found: For each thread the sum of its statistics [K], updates of γ, and the largest last mean |Δγ|.
     """
 
     step: int
     clock: tuple[float, float]
+    length: float
     scale: float
     found: tuple[Any, ...]
 
@@ -189,7 +196,9 @@ class RowInfo(NamedTuple):
         return max(float(change) for *_, change in self.found)
 
 
-def init(lam: jax.Array, threads: int = 1, *, infinite: bool = False, dtype: Any = None) -> RowState:
+def init(
+    lam: jax.Array, threads: int = 1, *, infinite: bool = False, dtype: Any = None, window: Adaptive | None = None
+) -> RowState:
     """The state before the first step; allocates three arrays of the size of λ.
 
     Args:
@@ -198,6 +207,7 @@ def init(lam: jax.Array, threads: int = 1, *, infinite: bool = False, dtype: Any
       infinite: L = ∞ at every step: no slot is kept.
       dtype: How slots are kept: by default in the dtype of λ; ``jnp.bfloat16`` in half the memory; ``jnp.uint8`` in a
         quarter, see :func:`_store`.
+      window: A window that finds its length.
     """
     lam = np.asarray(lam)
     rows = np.stack([lam, np.zeros_like(lam), np.zeros_like(lam)], 1)
@@ -216,7 +226,13 @@ def init(lam: jax.Array, threads: int = 1, *, infinite: bool = False, dtype: Any
         dtype=jnp.dtype(dtype or lam.dtype),
         leaving=(),
         pending=None,
+        rule=None if window is None else _rule(window, lam),
     )
+
+
+def _rule(window, lam):
+    *_, num_buckets = adaptive.buckets(len(lam))
+    return adaptive.delayed(window, jax.ShapeDtypeStruct((num_buckets * lam.shape[1],), lam.dtype))
 
 
 def deal(model: lda.LDA, state: RowState) -> Model:
@@ -233,8 +249,14 @@ def deal(model: lda.LDA, state: RowState) -> Model:
     )
 
 
-def share(batch: Batch, threads: int) -> Share:
-    """Deal a minibatch out: rows by word, documents by group, so that every thread gets as many of each length."""
+def share(batch: Batch, threads: int, hashes: tuple[np.ndarray, np.ndarray] | None = None) -> Share:
+    """Deal a minibatch out: rows by word, documents by group, so that every thread gets as many of each length.
+
+    Args:
+      batch: The minibatch.
+      threads: S.
+      hashes: Bucket and sign of every word [V], from :func:`smoothgrad_jax.adaptive.buckets`, for an adaptive window.
+    """
     used = batch.vocabulary[: batch.num_used]
     mine = [np.flatnonzero(used % threads == s) for s in range(threads)]
     # A shard's part of the words varies a little around the mean.
@@ -245,6 +267,11 @@ def share(batch: Batch, threads: int) -> Share:
     for s, each in enumerate(mine):
         words[s, : len(each)] = used[each] // threads
         position[each] = s * room + np.arange(len(each), dtype=np.int32)
+    hashed = None
+    if hashes is not None:
+        hashed = tuple(np.zeros(threads * room, each.dtype) for each in hashes)
+        for out, each in zip(hashed, hashes, strict=True):
+            out[position[: len(used)]] = each[used]
     common = batch._replace(vocabulary=np.zeros(threads * room, np.int32), words=position[batch.words])
 
     # Each thread gets a stretch of every group; the odd documents go to another thread in the next group.
@@ -259,7 +286,7 @@ def share(batch: Batch, threads: int) -> Share:
         return common._replace(groups=tuple(map(Group, spans, bounds[p], bounds[p + 1])))
 
     num_used = np.array([len(each) for each in mine], np.int32)
-    return Share(words, num_used, tuple(documents(p) for p in range(threads)), batch.size)
+    return Share(words, num_used, tuple(documents(p) for p in range(threads)), batch.size, hashed)
 
 
 def step(
@@ -267,7 +294,7 @@ def step(
     share: Share,
     model: Model,
     rho: float,
-    length: float,
+    length: float | None,
     pool: ThreadPoolExecutor | None = None,
     *,
     warmup: Warmup = "mean",
@@ -284,7 +311,7 @@ def step(
       model: From :func:`deal`.
       rho: ρ in [0, 1].
       length: L ≥ 1; if it is shorter than at the last step, the oldest values leave, and if it is longer, the window
-        grows with the values to come. A state made for L = ∞ takes no notice of it.
+        grows with the values to come. A state made for L = ∞ or for an adaptive window takes no notice of it.
       pool: Where all threads but the caller's run.
       warmup: As in :func:`smoothgrad_jax.window.push`.
       tol, max_iter: As in :func:`smoothgrad_jax.local_step`.
@@ -298,9 +325,14 @@ def step(
         shape = (threads * room, lda.padded(state.num_topics))
         spare = tuple(jnp.zeros(shape, model.alpha.dtype) for _ in range(threads))
     tol = np.asarray(tol, model.alpha.dtype)
+    rule, hashed = state.rule, None
+    if rule is not None:
+        # Before anything else is handed out: the next step's length is not to wait for this one.
+        length, chosen = adaptive.take(rule)
+        hashed = (np.zeros((chosen.before.shape[1] // state.num_topics, state.num_topics), tol.dtype), *share.hashed)
 
     def fit(p, tables):
-        return _documents(model.alpha, tables, share.batches[p], tol, max_iter, spare[p])
+        return _documents(model.alpha, tables, share.batches[p], tol, max_iter, spare[p], hashed)
 
     state, fitted = _touch(state, model, share, pool, fit)
     leaving = []
@@ -308,10 +340,10 @@ def step(
         leaving.append(state.slots.popleft())
     count = state.count + 1 - len(leaving)
     n = length if warmup == "zeros" and state.slots is not None else count
-    sums, *found = zip(*fitted, strict=True)
+    sums, *found, sketches = zip(*fitted, strict=True)
     decay, gain = state.clock
     scale = model.num_docs / share.size
-    info = RowInfo(state.step, state.clock, scale, tuple(zip(*found, strict=True)))
+    info = RowInfo(state.step, state.clock, length, scale, tuple(zip(*found, strict=True)))
     return state._replace(
         last=state.clock,
         # exp(−1e5) is 0, and unlike −∞ it leaves room for the logarithms to come
@@ -320,6 +352,7 @@ def step(
         count=count,
         leaving=tuple(leaving),
         pending=Pending(share.words, share.num_used, sums, scale, found[0]),
+        rule=None if rule is None else adaptive.Delayed(chosen, sketches, scale),
     ), info
 
 
@@ -327,7 +360,7 @@ def before(state: RowState, info: RowInfo, model: Model) -> RowState:
     """The state before a step whose statistics were not finite, with an empty window."""
     lam = params(state._replace(clock=info.clock, pending=None, leaving=()), model)
     fresh = init(lam, len(state.shards), infinite=state.slots is None, dtype=state.dtype)
-    return fresh._replace(step=info.step)
+    return fresh._replace(step=info.step, rule=None if state.rule is None else adaptive.restart(state.rule))
 
 
 def settle(state: RowState, model: Model, pool: ThreadPoolExecutor | None = None) -> RowState:
@@ -386,6 +419,8 @@ def export(state: RowState) -> tuple[dict[str, list[np.ndarray]], dict[str, Any]
         "pending_sums": pending.sums if pending else [],  # [S S U, K padded]
         "pending_totals": [np.asarray(total)[None] for total in pending.totals] if pending else [],  # [S, K]
     }
+    if state.rule is not None:
+        arrays |= {name: [array] for name, array in adaptive.export(state.rule).items()}
     facts = {
         "threads": len(state.shards),
         "num_words": state.num_words,
@@ -452,6 +487,7 @@ def restore(arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> RowSt
         dtype=jnp.dtype(facts["dtype"]),
         leaving=tuple(slots[:leaving]),
         pending=pending,
+        rule=adaptive.restore(arrays),
     )
 
 
@@ -629,11 +665,18 @@ def _rows(shard, stamps, slot, totals, leave, enter, use, eta):
 
 
 @partial(jax.jit, donate_argnames="spare", keep_unused=True, compiler_options=ALONE)
-def _documents(alpha, tables, batch, tol, max_iter, spare):
-    """The sums of a share of the documents, into the memory of ``spare``; and what the reader wants to know."""
+def _documents(alpha, tables, batch, tol, max_iter, spare, hashed=None):
+    """The sums of a share of the documents, into the memory of ``spare``; and what the reader wants to know.
+
+    ``hashed`` is a sketch of nothing with buckets and signs of the words, where a sketch of the sums is wanted.
+    """
     table = tables[0] if len(tables) == 1 else jnp.concatenate(tables)
     sums, info = lda.fit_documents(alpha, table, batch, tol, max_iter)
-    return sums, sums.sum(0)[: alpha.shape[0]], info.iterations.sum(), info.change
+    sketch = None
+    if hashed is not None:
+        empty, bucket, sign = hashed
+        sketch = adaptive.add_to_buckets(empty, sums[:, : alpha.shape[0]], bucket, sign).ravel()
+    return sums, sums.sum(0)[: alpha.shape[0]], info.iterations.sum(), info.change, sketch
 
 
 def _get(array, words, i):

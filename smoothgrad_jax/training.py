@@ -26,11 +26,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from smoothgrad_jax import lda, rows, svi
+from smoothgrad_jax import adaptive, lda, rows, svi
+from smoothgrad_jax.adaptive import Adaptive
 from smoothgrad_jax.corpus import Corpus, draw, prefetch, seed_of
 from smoothgrad_jax.documents import Batch, check_rows, pack
 from smoothgrad_jax.lda import LDA
-from smoothgrad_jax.window import Warmup, check_length, check_lengths
+from smoothgrad_jax.window import ExponentialState, Warmup, check_length, check_lengths
 
 _PATIENCE = 0.25  # seconds between two reports, unless the caller asks for a number of steps
 _LEAST_WORK = 700_000  # entries × topics a thread: with 650,000 in all (news, K = 100) two were no faster than one
@@ -49,6 +50,8 @@ class Progress(NamedTuple):
       rate: Documents per second since the last report.
       remaining: Seconds that are left at the mean rate since the first report; None if nobody knows.
       score: Nats per held-out word, if it was asked for and is due; else None.
+      window: L of the last step: as given, or as an adaptive window chose it (one that grew may hold fewer values as
+        yet); None before the first step of this run.
     """
 
     step: int
@@ -58,6 +61,19 @@ class Progress(NamedTuple):
     rate: float
     remaining: float | None
     score: float | None
+    window: float | None = None
+
+
+class AdaptiveRun(NamedTuple):
+    """The state of a run through :func:`smoothgrad_jax.global_step` with an adaptive window.
+
+    Attributes:
+      state: Parameters, window and step.
+      rule: What finds the length of the window.
+    """
+
+    state: svi.SVIState
+    rule: adaptive.Delayed
 
 
 class NotFiniteError(ArithmeticError):
@@ -69,7 +85,7 @@ def fit(
     model: LDA | svi.LocalStep,
     params: Any,
     *,
-    window: float | Callable[[Any], Any] = 10,
+    window: float | Adaptive | Callable[[Any], Any] = 10,
     rho: float | Callable[[Any], Any] | None = None,
     passes: float | None = None,
     steps: int | None = None,
@@ -98,7 +114,10 @@ def fit(
       params: λ to start from; or the ``state`` of an earlier run, to go on with the same model, window, key and
         batch size.
       window: L: a number, ∞, or a schedule of the step number such as :func:`smoothgrad_jax.phase_out`. A schedule
-        starts with its longest window.
+        starts with its longest window. Or :class:`smoothgrad_jax.Adaptive`, which weighs noise against drift as the
+        run goes (:mod:`smoothgrad_jax.adaptive`) and takes the memory of the length it is at, up to ``longest``: a
+        window that grows keeps the values to come, and does not take old ones back. It needs ``warmup="mean"``: the
+        zeros of Algorithm 1 would come back with every growth.
       rho: ρ: a number in [0, 1] or a schedule of the step number; by default ``robbins_monro(10, 0.7)``.
       passes, steps, seconds: How long: the first limit that is reached ends the run. By default one pass.
       batch_size: B, for a corpus.
@@ -149,7 +168,8 @@ class Training:
         self._model = model
         self._num_docs, self._limits, self._first = source.num_docs, limits, engine.step
         self._rho = _values("rho", rho, self._first, svi.check_rho)
-        self._length = _values("window", window, self._first, engine.check_window)
+        chosen = isinstance(window, Adaptive)
+        self._length = itertools.repeat(None) if chosen else _values("window", window, self._first, engine.check_window)
         self._items = prefetch(engine.prepare, source.batches(self._first))
         self._sampler = source.sampler
         self._documents, self._time, self._scored, self._done = 0, 0.0, False, False
@@ -271,6 +291,7 @@ class Training:
             rate=seen / elapsed if seen else 0.0,
             remaining=0.0 if ended else self._remaining(share),
             score=score,
+            window=self._engine.length,
         )
 
     def _remaining(self, share):
@@ -301,7 +322,8 @@ def resume(arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], like: Any
     """
     if facts["engine"] == "rows":
         return rows.restore(arrays, facts)
-    return svi.restore(arrays, facts, like)
+    state, rule = svi.restore(arrays, facts, like), adaptive.restore(arrays)
+    return state if rule is None else AdaptiveRun(state, rule)
 
 
 class _Source(NamedTuple):
@@ -419,12 +441,18 @@ def _scorer(model, held_out, key, tol, max_iter, engine):
 def _engine(model, params, source, window, warmup, exponential, prior, tol, max_iter, threads, dtype):
     if warmup not in ("mean", "zeros"):
         raise ValueError(f'warmup must be "mean" or "zeros", got {warmup!r}')
+    if isinstance(window, Adaptive):
+        window = adaptive.check(window)
+        if exponential:
+            raise ValueError("an adaptive window is a moving one: it cannot be exponential")
+        if warmup != "mean":
+            raise ValueError('an adaptive window needs warmup="mean": zeros would come back whenever it grows')
     if isinstance(model, LDA):
         if prior is not None:
             raise ValueError("the prior of LDA is model.eta")
         if exponential and isinstance(params, rows.RowState):
             raise ValueError("this state is of a run with a moving window; it cannot go on with an exponential one")
-        if not exponential and not isinstance(params, svi.SVIState):
+        if not exponential and not isinstance(params, svi.SVIState | AdaptiveRun):
             return _Rows(model, params, source, window, warmup, tol, max_iter, threads, dtype)
         prior, model = model.eta, jax.tree_util.Partial(_lda_step, model, tol, max_iter)
     elif not callable(model):
@@ -456,6 +484,7 @@ class _Rows:
             self._state = params
             if threads not in (None, len(params.shards)) or (dtype is not None and jnp.dtype(dtype) != params.dtype):
                 raise ValueError(f"this state is for {len(params.shards)} threads and slots of {params.dtype}")
+            _check_rule(params.rule, window)
             lam = np.empty((params.num_words, params.num_topics), params.shards[0].dtype)  # for its shape
         else:
             lam = np.asarray(params)
@@ -466,12 +495,15 @@ class _Rows:
             threads = _whole("threads", threads) or _num_threads(source.num_entries * lam.shape[1])
             threads = min(threads, len(lam))
             infinite = not callable(window) and window == math.inf
-            self._state = rows.init(lam, threads, infinite=infinite, dtype=dtype)
+            rule = window if isinstance(window, Adaptive) else None
+            self._state = rows.init(lam, threads, infinite=infinite, dtype=dtype, window=rule)
         self._threads = len(self._state.shards)
         self._model = rows.deal(model, self._state)
         self._options = {"warmup": warmup, "tol": tol, "max_iter": max_iter}
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="rows")
         self._info = None
+        self._hashes = None if self._state.rule is None else adaptive.buckets(self._state.num_words)[:2]
+        self.length = None
 
     @property
     def step(self):
@@ -484,7 +516,7 @@ class _Rows:
     def prepare(self, batch):
         if batch.num_words > self.num_words:
             raise ValueError(f"the documents have {batch.num_words} words, but λ has {self.num_words} rows")
-        return _Item(rows.share(batch, self._threads), batch.size)
+        return _Item(rows.share(batch, self._threads, self._hashes), batch.size)
 
     def check_window(self, lengths):
         lengths = np.ravel(np.asarray(lengths, float))
@@ -498,6 +530,7 @@ class _Rows:
 
     def advance(self, share, rho, length):
         self._state, info = rows.step(self._state, share, self._model, rho, length, self._pool, **self._options)
+        self.length = float(info.length)
         # One step ahead: while the next one is handed out, this one runs.
         self._check(self._info)
         self._info = info
@@ -536,10 +569,19 @@ class _Dense:
     """Any model, through its local step and the global step."""
 
     def __init__(self, local_step, params, prior, window, warmup, exponential, dtype):
-        self._state = params
-        if not isinstance(params, svi.SVIState):
-            capacity = None if exponential else float(window(0) if callable(window) else window)
-            self._state = svi.init(params, capacity, exponential=exponential, dtype=dtype)
+        self._state, self._rule = params if isinstance(params, AdaptiveRun) else (params, None)
+        chosen = isinstance(window, Adaptive)
+        if not isinstance(self._state, svi.SVIState):
+            capacity = window.longest if chosen else float(window(0) if callable(window) else window)
+            self._state = svi.init(params, None if exponential else capacity, exponential=exponential, dtype=dtype)
+        if chosen and self._rule is None and not int(self._state.step):
+            self._rule = adaptive.delayed(window, jax.eval_shape(adaptive.sketch, self._state.params))
+        _check_rule(self._rule, window)
+        if chosen:
+            if isinstance(self._state.window, ExponentialState):
+                raise ValueError("an adaptive window is a moving one: this state has an exponential one")
+            self.check_window(window.longest)
+        self.length = None
         self._local_step, self._prior, self._warmup = svi.as_pytree(local_step), prior, warmup
 
     @property
@@ -561,19 +603,28 @@ class _Dense:
         stats, finite = _dense_step(self._local_step, self._state.params, batch)
         if not finite:
             raise _not_finite(self.step)
+        self.length = length
+        if self._rule is not None:
+            chosen, rule = adaptive.take(self._rule)
+            self._rule = adaptive.Delayed(rule, (_sketch(stats),), 1.0)
+            # As in the rows: a window that grows does not take values back, though here they are still stored.
+            window = self._state.window
+            self.length, length = float(chosen), min(chosen, int(window.index - window.first) + 1)
         self._state = svi.global_step(self._state, stats, self._prior, rho, length, warmup=self._warmup, donate=True)
 
     def wait(self):
         jax.block_until_ready(self._state)
 
     def state(self):
-        return self._state
+        return self._state if self._rule is None else AdaptiveRun(self._state, self._rule)
 
     def set_model(self, model):
         raise ValueError("the priors can change during a run with a moving window only")
 
     def export(self):
         arrays, facts = svi.export(self._state)
+        if self._rule is not None:
+            arrays |= adaptive.export(self._rule)
         return arrays, facts | {"engine": "svi"}
 
     def params(self):
@@ -585,6 +636,17 @@ def _dense_step(local_step, params, batch):
     """The statistics, and whether they are finite; compiled for the function, not for the numbers it was given."""
     stats, _ = local_step(params, batch)
     return stats, jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(stats)]).all()
+
+
+_sketch = jax.jit(adaptive.sketch)
+
+
+def _check_rule(rule, window):
+    """An error unless a state with this rule, or none, can go on with this window."""
+    before = None if rule is None else adaptive.spec_of(rule.state)
+    if before != (window if isinstance(window, Adaptive) else None):
+        was = "with lengths that were given" if before is None else f"with window={before}"
+        raise ValueError(f"this state is of a run {was}; it cannot go on with window={window}")
 
 
 def _not_finite(step):

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from smoothgrad_jax import Adaptive, adaptive
+from smoothgrad_jax import LDA, Adaptive, Corpus, NotFiniteError, adaptive, fit, init, init_topics
+from smoothgrad_jax.training import resume
 
 
 def transcription(Z, longest, memory):
@@ -130,7 +131,7 @@ def test_what_was_measured_can_be_seen(rng):
     lengths = 2.0 ** np.arange(6)
     np.testing.assert_allclose(variance, 1 / lengths, rtol=0.1)
     np.testing.assert_allclose(squared_bias, ((lengths - 1) / 2 * 0.2) ** 2, rtol=0.2, atol=0.05)
-    assert adaptive.spec_of(rule) == Adaptive(32, 64.0)
+    assert adaptive.spec_of(rule) == Adaptive(32, 64)
 
 
 @pytest.mark.parametrize(
@@ -139,8 +140,8 @@ def test_what_was_measured_can_be_seen(rng):
         (Adaptive(100), "a power of two"),
         (Adaptive(0), "a power of two"),
         (Adaptive(8.0), "a power of two"),
-        (Adaptive(8, 4), "at least the longest window, 8"),
-        (Adaptive(8, math.inf), "finite"),
+        (Adaptive(8, 4), "at least the longest window 8"),
+        (Adaptive(8, math.inf), "a whole number of steps"),
     ],
 )
 def test_bad_specifications(spec, message):
@@ -153,3 +154,115 @@ def test_bad_sketches():
         adaptive.sketch({})
     with pytest.raises(ValueError, match=r"made for sketches \(3,\), got \(4,\)"):
         adaptive.push(adaptive.init(Adaptive(8), jnp.ones(3)), jnp.ones(4))
+
+
+V, K, D, B = 80, 3, 120, 10
+WINDOW = Adaptive(8, 16)
+
+
+@pytest.fixture(name="run")
+def a_run(rng):
+    """A run of LDA with step sizes that bring drift, and then less: windows grow and shrink."""
+    X = rng.poisson(rng.gamma(0.2, 1, (D, V)))
+    lam = init_topics(jax.random.key(0), V, K)
+
+    def run(params=lam, **options):
+        given = {"window": WINDOW, "rho": lambda t: 0.5 / (1 + t), "batch_size": B, "key": jax.random.key(5)}
+        return fit(X, LDA(0.3, 0.2, D), params, **given | {"threads": 1, "steps": 40} | options)
+
+    run.lam, run.X = lam, X
+    return run
+
+
+@pytest.fixture(name="whole")
+def a_whole_run(run):
+    training = run(every=1)
+    lengths = [progress.window for progress in training]
+    assert len(set(lengths)) >= 3
+    assert max(lengths) == 8
+    return lengths, training.params
+
+
+def joined(snapshot):
+    arrays, facts = snapshot
+    return {k: np.concatenate(v) if isinstance(v, list | tuple) else np.array(v) for k, v in arrays.items()}, facts
+
+
+def test_reports_and_resuming_do_not_change_a_run(run, whole):
+    lengths, lam = whole
+    seldom = run(every=7)
+    assert [progress.window for progress in seldom] == [lengths[i] for i in (6, 13, 20, 27, 34, 39)]
+    np.testing.assert_array_equal(seldom.params, lam)
+    part = run(steps=17, every=5).finish()
+    arrays, facts = joined(part.snapshot())
+    rest = run(resume(arrays, facts), steps=23, every=1)
+    assert [progress.window for progress in rest] == lengths[17:]
+    np.testing.assert_array_equal(rest.params, lam)
+
+
+def test_both_engines_choose_the_same(run, whole):
+    lengths, lam = whole
+    dense = run(init(run.lam, 8), every=1)
+    assert [progress.window for progress in dense] == lengths
+    np.testing.assert_allclose(dense.params, lam, rtol=0.02)
+    part = run(init(run.lam, 8), steps=11).finish()
+    rest = run(resume(*joined(part.snapshot())), steps=29, every=1)
+    assert [progress.window for progress in rest] == lengths[11:]
+    np.testing.assert_array_equal(rest.params, dense.params)
+
+
+def test_threads_choose_the_same(run, whole):
+    lengths, lam = whole
+    two = run(threads=2, every=1)
+    assert np.mean([progress.window == length for progress, length in zip(two, lengths, strict=True)]) > 0.9
+    np.testing.assert_allclose(two.params, lam, rtol=0.05)
+
+
+def test_slots_are_kept_only_as_long_as_the_window_is(run):
+    training = run(every=1)
+    for progress in training:
+        assert len(training.state.slots) <= progress.window
+
+
+def test_statistics_that_are_not_finite_begin_the_rule_anew(run):
+    corpus = Corpus.of(run.X)
+    batches = [corpus.pack(np.arange(i, i + B), corpus.layout(B)) for i in range(5)]
+    batches[3] = batches[3]._replace(counts=np.where(batches[3].counts > 0, np.inf, 0).astype(np.float32))
+    training = fit(batches, LDA(0.3, 0.2, D), run.lam, window=WINDOW, threads=1)
+    with pytest.raises(NotFiniteError, match="step 3"):
+        training.finish()
+    assert training.state.rule.state.index == 0
+    assert adaptive.spec_of(training.state.rule.state) == WINDOW
+
+
+def test_progress_tells_the_window(run):
+    for window in (3, math.inf):
+        assert next(run(window=window, steps=1)).window == window
+    assert next(run(window=lambda t: 4 - t % 2, steps=2, every=2)).window == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"window": Adaptive(100)}, "a power of two"),
+        ({"exponential": True}, "cannot be exponential"),
+        ({"warmup": "zeros"}, 'needs warmup="mean"'),
+    ],
+)
+def test_what_an_adaptive_window_cannot_be(run, change, message):
+    with pytest.raises(ValueError, match=message):
+        run(**change)
+
+
+def test_a_state_goes_on_with_its_own_window(run):
+    state = run(steps=2).finish().state
+    for window in (Adaptive(16, 16), Adaptive(8, 20), 8):
+        with pytest.raises(ValueError, match=r"a run with window=Adaptive\(longest=8, memory=16\)"):
+            run(state, window=window)
+    fixed = run(window=8, steps=2).finish().state
+    with pytest.raises(ValueError, match="with lengths that were given"):
+        run(fixed)
+    with pytest.raises(ValueError, match="the capacity 4"):
+        run(init(run.lam, 4))
+    with pytest.raises(ValueError, match="this state has an exponential one"):
+        run(init(run.lam, exponential=True))
