@@ -168,21 +168,30 @@ def sketch(stats: Any) -> jax.Array:
     return jnp.concatenate(parts)
 
 
-def buckets(num_rows: int, leaf: int = 0) -> tuple[np.ndarray, np.ndarray, int]:
-    """Bucket and sign of every row of an array, from a hash of its number; and how many buckets there are.
+def buckets(num_rows: int, leaf: int = 0) -> tuple[np.ndarray, int]:
+    """Bucket of every row of an array, from a hash of its number, and how many there are, H.
+
+    A row with the sign −1 has its bucket H later: buckets 0 … 2H − 1 are filled without a sign, and then subtracted
+    from each other, as in :func:`fill`.
 
     Args:
       num_rows: How many rows.
       leaf: The number of the array among the leaves: each has a hash of its own.
     """
     if num_rows <= _BUCKETS:
-        return np.arange(num_rows, dtype=np.int32), np.ones(num_rows, np.int8), num_rows
+        return np.arange(num_rows, dtype=np.int32), num_rows
     # The finaliser of MurmurHash3: every bit of the number reaches every bit of the hash.
     x = np.arange(num_rows, dtype=np.uint32) + np.uint32((leaf * 0x9E3779B1 + 0x7F4A7C15) & 0xFFFFFFFF)
     x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
     x = x ^ (x >> 16)
-    return (x % _BUCKETS).astype(np.int32), np.where(x >> 31, -1, 1).astype(np.int8), _BUCKETS
+    return (x % (2 * _BUCKETS)).astype(np.int32), _BUCKETS
+
+
+def fill(empty: jax.Array, rows: jax.Array, bucket: Any) -> jax.Array:
+    """z[h, k] = Σ_{w in h} s_w S_wk for rows S and their buckets; ``empty`` are 2H rows of zeros."""
+    plus, minus = jnp.split(empty.at[bucket].add(rows), 2)
+    return plus - minus
 
 
 def push(state: AdaptiveState, sketched: jax.Array) -> tuple[jax.Array, AdaptiveState]:
@@ -302,7 +311,8 @@ def restore(arrays: Mapping[str, np.ndarray]) -> Delayed | None:
     )
 
 
-@partial(jax.jit, donate_argnames="state")
+# On the thread that runs it: handed out to others in pieces, so little work takes longer.
+@partial(jax.jit, donate_argnames="state", compiler_options={"xla_disable_hlo_passes": "cpu-parallel-task-assigner"})
 def _absorb(state, parts, scale):
     dtype = state.before.dtype
     return push(state, jnp.asarray(scale, dtype) * sum(part.astype(dtype) for part in parts))[1]
@@ -339,12 +349,7 @@ def _sketch_leaf(leaf, number):
         return leaf[None]
     axis = int(np.argmax(leaf.shape))
     rows = jnp.moveaxis(leaf, axis, 0).reshape(leaf.shape[axis], -1)
-    bucket, sign, num_buckets = buckets(len(rows), number)
-    if len(rows) > num_buckets:
-        rows = add_to_buckets(jnp.zeros((num_buckets, rows.shape[1]), rows.dtype), rows, bucket, sign)
-    return rows.ravel()
-
-
-def add_to_buckets(sums: jax.Array, rows: jax.Array, bucket: Any, sign: Any) -> jax.Array:
-    """z[h, k] += Σ_{w in h} s_w S_wk for rows S, their buckets and signs."""
-    return sums.at[bucket].add(jnp.asarray(sign).astype(rows.dtype)[:, None] * rows)
+    bucket, num_buckets = buckets(len(rows), number)
+    if len(rows) == num_buckets:
+        return rows.ravel()
+    return fill(jnp.zeros((2 * num_buckets, rows.shape[1]), rows.dtype), rows, bucket).ravel()

@@ -63,14 +63,14 @@ class Share(NamedTuple):
       num_used: [S], how many there are.
       batches: S batches with the words as positions in [S · U], each with its share of the documents in the groups.
       size: B.
-      hashed: Bucket and sign of each word [S · U], where the window is adaptive; the sign beyond the last is 0.
+      hashed: Bucket of each word [S · U], where the window is adaptive.
     """
 
     words: np.ndarray
     num_used: np.ndarray
     batches: tuple[Batch, ...]
     size: int
-    hashed: tuple[np.ndarray, np.ndarray] | None = None
+    hashed: np.ndarray | None = None
 
 
 class Model(NamedTuple):
@@ -231,7 +231,7 @@ def init(
 
 
 def _rule(window, lam):
-    *_, num_buckets = adaptive.buckets(len(lam))
+    _, num_buckets = adaptive.buckets(len(lam))
     return adaptive.delayed(window, jax.ShapeDtypeStruct((num_buckets * lam.shape[1],), lam.dtype))
 
 
@@ -249,13 +249,13 @@ def deal(model: lda.LDA, state: RowState) -> Model:
     )
 
 
-def share(batch: Batch, threads: int, hashes: tuple[np.ndarray, np.ndarray] | None = None) -> Share:
+def share(batch: Batch, threads: int, buckets: np.ndarray | None = None) -> Share:
     """Deal a minibatch out: rows by word, documents by group, so that every thread gets as many of each length.
 
     Args:
       batch: The minibatch.
       threads: S.
-      hashes: Bucket and sign of every word [V], from :func:`smoothgrad_jax.adaptive.buckets`, for an adaptive window.
+      buckets: Of every word [V], from :func:`smoothgrad_jax.adaptive.buckets`, for an adaptive window.
     """
     used = batch.vocabulary[: batch.num_used]
     mine = [np.flatnonzero(used % threads == s) for s in range(threads)]
@@ -268,10 +268,9 @@ def share(batch: Batch, threads: int, hashes: tuple[np.ndarray, np.ndarray] | No
         words[s, : len(each)] = used[each] // threads
         position[each] = s * room + np.arange(len(each), dtype=np.int32)
     hashed = None
-    if hashes is not None:
-        hashed = tuple(np.zeros(threads * room, each.dtype) for each in hashes)
-        for out, each in zip(hashed, hashes, strict=True):
-            out[position[: len(used)]] = each[used]
+    if buckets is not None:
+        hashed = np.zeros(threads * room, np.int32)  # beyond the last word there is nothing to add
+        hashed[position[: len(used)]] = buckets[used]
     common = batch._replace(vocabulary=np.zeros(threads * room, np.int32), words=position[batch.words])
 
     # Each thread gets a stretch of every group; the odd documents go to another thread in the next group.
@@ -329,7 +328,8 @@ def step(
     if rule is not None:
         # Before anything else is handed out: the next step's length is not to wait for this one.
         length, chosen = adaptive.take(rule)
-        hashed = (np.zeros((chosen.before.shape[1] // state.num_topics, state.num_topics), tol.dtype), *share.hashed)
+        num_buckets = chosen.before.shape[1] // state.num_topics
+        hashed = (np.zeros((2 * num_buckets, lda.padded(state.num_topics)), tol.dtype), share.hashed)
 
     def fit(p, tables):
         return _documents(model.alpha, tables, share.batches[p], tol, max_iter, spare[p], hashed)
@@ -668,14 +668,14 @@ def _rows(shard, stamps, slot, totals, leave, enter, use, eta):
 def _documents(alpha, tables, batch, tol, max_iter, spare, hashed=None):
     """The sums of a share of the documents, into the memory of ``spare``; and what the reader wants to know.
 
-    ``hashed`` is a sketch of nothing with buckets and signs of the words, where a sketch of the sums is wanted.
+    ``hashed`` are empty buckets and those of the words, where a sketch of the sums is wanted.
     """
     table = tables[0] if len(tables) == 1 else jnp.concatenate(tables)
     sums, info = lda.fit_documents(alpha, table, batch, tol, max_iter)
     sketch = None
     if hashed is not None:
-        empty, bucket, sign = hashed
-        sketch = adaptive.add_to_buckets(empty, sums[:, : alpha.shape[0]], bucket, sign).ravel()
+        empty, bucket = hashed
+        sketch = adaptive.fill(empty, sums, bucket)[:, : alpha.shape[0]].ravel()
     return sums, sums.sum(0)[: alpha.shape[0]], info.iterations.sum(), info.change, sketch
 
 

@@ -502,7 +502,7 @@ class _Rows:
         self._options = {"warmup": warmup, "tol": tol, "max_iter": max_iter}
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="rows")
         self._info = None
-        self._hashes = None if self._state.rule is None else adaptive.buckets(self._state.num_words)[:2]
+        self._buckets = None if self._state.rule is None else adaptive.buckets(self._state.num_words)[0]
         self.length = None
 
     @property
@@ -516,7 +516,7 @@ class _Rows:
     def prepare(self, batch):
         if batch.num_words > self.num_words:
             raise ValueError(f"the documents have {batch.num_words} words, but λ has {self.num_words} rows")
-        return _Item(rows.share(batch, self._threads, self._hashes), batch.size)
+        return _Item(rows.share(batch, self._threads, self._buckets), batch.size)
 
     def check_window(self, lengths):
         lengths = np.ravel(np.asarray(lengths, float))

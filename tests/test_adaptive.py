@@ -115,13 +115,13 @@ def test_a_sketch_keeps_squared_distances(rng):
 def test_a_sketch_hashes_the_longest_axis(rng):
     x = jnp.asarray(rng.normal(size=(4, 500)), jnp.float32)
     np.testing.assert_array_equal(adaptive.sketch(x), adaptive.sketch(x.T))
-    bucket, sign, num_buckets = adaptive.buckets(500)
+    bucket, num_buckets = adaptive.buckets(500)
     expected = np.zeros((num_buckets, 4))
     for w in range(500):
-        expected[bucket[w]] += sign[w] * np.asarray(x)[:, w]
+        expected[bucket[w] % 64] += np.asarray(x)[:, w] * (1 if bucket[w] < 64 else -1)
     np.testing.assert_allclose(adaptive.sketch(x).reshape(64, 4), expected, rtol=1e-4, atol=1e-5)
-    assert np.bincount(bucket).max() < 25
-    assert abs(sign.astype(int).sum()) < 70
+    assert np.bincount(bucket % 64).max() < 25
+    assert 180 < (bucket < 64).sum() < 320
 
 
 def test_what_was_measured_can_be_seen(rng):
