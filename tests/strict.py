@@ -32,6 +32,7 @@ for warmup in ("mean", "zeros"):
         sg.averaged_step(state, stats, 0.1, 0.1, math.inf, warmup=warmup)
 sg.run(step, sg.init(lam, 3), batches, 0.1, sg.robbins_monro(2, 0.7), 2)
 sg.sweep(step, lam, batches, 0.1, 0.1, [1, 3, math.inf])
+sg.adaptive.push(sg.adaptive.init(sg.Adaptive(8), sg.adaptive.sketch(lam)), sg.adaptive.sketch(stats))
 sg.bias_variance(step, sg.init(lam, 3), batches, batch, 0.1, 0.1, 2)
 optimiser = sg.smoothed_svi(3, 0.1, 0.1)
 optimiser.update(stats, optimiser.init(lam), lam)
