@@ -34,15 +34,14 @@ within √(2/ν), and m/l blocks are averaged: m = 2 C leaves four of the longes
 along a run and its change must not be taken for drift.
 
 The first 128 steps (C, if that is less) go by with L = 8. In them λ leaves its random start, which is all drift and no
-guide for what follows; and topics that start alike are told apart by what the first minibatches happened to have, which
-a window keeps alive and L = 1 does not. After 400 steps with ρ = 0.01 on abstracts (K = 100, B = 300, two keys) the rule
-from the first step on scored −8.07 and −8.00 nats a word, with this start −7.99 and −7.94; L = 10 −7.96 and −7.93,
-L = 1 −8.00 and −7.97.
+guide for what follows, and short windows there cost the score. After 400 steps with ρ = 0.01 on abstracts (K = 100,
+B = 300, two keys, by which this start was chosen among three) the rule from the first step on had −8.07 and −8.00 nats
+a word, with this start −7.99 and −7.94; L = 10 had −7.96 and −7.93, L = 1 −8.00 and −7.97.
 
-What is made small is the error of the gradient, and that is not yet the best score: among topics that are still alike
-noise is of use, and a long window averages it away. After 1,000 steps with ρ = 0.001 from noise the rule, at L = 128,
-had −8.47, L = 10 and 100 had −8.40, L = 1 −8.46. From :func:`smoothgrad_jax.seed_topics` (500 steps, ρ = 0.01) it had
-−7.849, L = 1, 10 and 100 had −7.835, −7.843 and −7.887.
+What is made small is the error of the gradient, and that is not the best score. After 1,000 steps with ρ = 0.001 from
+noise (one key) the rule, at L = 128, had −8.47, L = 10 and 100 had −8.40, L = 1 −8.46: it may be that topics which are
+still alike need noise to be told apart. From :func:`smoothgrad_jax.seed_topics` (500 steps, ρ = 0.01, one key) it had
+−7.849, and L = 1, 10 and 100 had −7.835, −7.843 and −7.887.
 
 Only J sums of M numbers are kept, twice, and no ring: a push costs O(J M), and no sum is ever older than C steps.
 
