@@ -34,6 +34,7 @@ from benchmark import available_cores, generate, machine, spread
 
 from smoothgrad_jax import (
     LDA,
+    Adaptive,
     Checkpoints,
     Corpus,
     fit,
@@ -241,8 +242,6 @@ def _window(setting, steps):
     if setting.kind == "phase out":
         return {"window": phase_out(int(length), steps // 2, max(steps - steps // 10, steps // 2 + 1)), **slots}
     if setting.kind == "adaptive":
-        from smoothgrad_jax import Adaptive
-
         return {"window": Adaptive(longest=int(length)), **slots}
     inside, outside = (length, 1) if setting.kind == "first" else (1, length)
     return {"window": lambda step: jnp.where(jnp.asarray(step) < switch, inside, outside), **slots}
