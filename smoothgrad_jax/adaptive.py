@@ -1,9 +1,13 @@
 """A window that finds its length: as long as the noise asks for, as short as the drift allows.
 
 The mean of the last L statistics has the noise of one minibatch divided by L, and a bias, as S has moved on since the
-old ones were computed. Which L is best follows from the statistics themselves, without a look at the whole data:
+old ones were computed. But λ is a moving average itself: of the noise σ² in Ŝ it takes σ² ρ/(2 − ρ) without any window,
+and with ρ L ≪ 1 hardly less with one. What counts is the noise that reaches λ. Which L is best follows from the
+statistics themselves, without a look at the whole data:
 
-    L = argmin  bias²(L) + σ²/L                       over L = 1, 2, 4, … longest
+    L = argmin  bias²(L) + σ² v_ρ(L)                  over L = 1, 2, 4, … longest
+    v_ρ(L)   = Σ squared weights of the minibatches in λ, by the last L and then by ρ: ρ/(2 − ρ) for L = 1, and 1/L for
+               ρ = 1, where L makes the error of the gradient small
 
 Cut the steps into blocks of l, and let a and b be the means of two neighbours (half of ‖a − b‖² is Allan's variance):
 
@@ -25,6 +29,7 @@ that see a drift clearly: bias²(L) is lowered to the smallest of those from L o
 | M      |              | size of a sketch                                                                         |
 | t      | ``index``    | sketches so far                                                                          |
 | σ²     | ``noise``    | squared noise of one sketch                                                              |
+| v_ρ    |              | share of it that is left in λ                                                            |
 | V_l    | ``spread``   | half the squared distance of neighbouring blocks, [J]                                    |
 | m      | ``memory``   | steps over which the means of both reach                                                 |
 
@@ -198,7 +203,7 @@ def fill(empty: jax.Array, rows: jax.Array, bucket: Any) -> jax.Array:
     return plus - minus
 
 
-def push(state: AdaptiveState, sketched: jax.Array) -> tuple[jax.Array, AdaptiveState]:
+def push(state: AdaptiveState, sketched: jax.Array, rho: Any = 1.0) -> tuple[jax.Array, AdaptiveState]:
     """Take the sketch of a step; return the length that is best now, and the new state.
 
     The first choice is that of sketch 128, or C if that is less. Only lengths up to the number of sketches are tried,
@@ -208,17 +213,18 @@ def push(state: AdaptiveState, sketched: jax.Array) -> tuple[jax.Array, Adaptive
     Args:
       state: From :func:`init`.
       sketched: z, of :func:`sketch`.
+      rho: ρ of the step that uses the length.
 
     Returns:
-      ``(L, state)``; L is an int32 scalar, 1 … longest.
+      ``(L, state)``; L is an int32 scalar, 1 … longest. With ρ = 1 it makes the error of the gradient small.
 
     With any model, and under ``jit`` or ``scan``:
 
     >>> from smoothgrad_jax import adaptive, global_step, init
     >>> def step(carry, stats):
     ...     state, rule = carry
-    ...     length, rule = adaptive.push(rule, adaptive.sketch(stats))
-    ...     return (global_step(state, stats, 1.0, 0.1, length), rule), length
+    ...     length, rule = adaptive.push(rule, adaptive.sketch(stats), rho=0.5)
+    ...     return (global_step(state, stats, 1.0, 0.5, length), rule), length
     >>> stats = jax.random.poisson(jax.random.key(0), 20.0, (100, 3)).astype(float)
     >>> start = init(jnp.ones(3), 16), adaptive.init(adaptive.Adaptive(16), adaptive.sketch(jnp.ones(3)))
     >>> (state, rule), lengths = jax.lax.scan(step, start, stats)
@@ -251,14 +257,14 @@ def push(state: AdaptiveState, sketched: jax.Array) -> tuple[jax.Array, Adaptive
         memory=state.memory,
         length=state.length,
     )
-    best = _best(state)
+    best = _best(state, rho)
     return best, state._replace(length=best)
 
 
-def errors(state: AdaptiveState) -> tuple[jax.Array, jax.Array]:
-    """bias² and σ²/L of the windows 1, 2, 4, … longest as they were measured, [J + 1] each.
+def errors(state: AdaptiveState, rho: Any = 1.0) -> tuple[jax.Array, jax.Array]:
+    """bias² and σ² v_ρ of the windows 1, 2, 4, … longest as they were measured, [J + 1] each.
 
-    Of windows longer than the run bias² is ∞.
+    Of windows longer than the run bias² is ∞. With ρ = 1 the second is σ²/L, the variance of the gradient.
     """
     dtype = state.spread.dtype
     length = _sizes(state).astype(dtype)  # l
@@ -267,9 +273,21 @@ def errors(state: AdaptiveState) -> tuple[jax.Array, jax.Array]:
     squared_bias = jnp.concatenate([jnp.zeros(1, dtype), ((2 * length - 1) / length) ** 2 * drift])
     # Three sketches are the first that tell noise from drift.
     lengths = _lengths(state)
-    known = (lengths == 1) | (jnp.maximum(lengths, 3) <= state.index)
+    known = (lengths == 1) | (np.maximum(lengths, 3) <= state.index)
     squared_bias = jnp.where(known, squared_bias, jnp.inf)
-    return jax.lax.cummin(squared_bias, reverse=True), state.noise / lengths.astype(dtype)
+    return jax.lax.cummin(squared_bias, reverse=True), state.noise * _noise_left(lengths, rho, dtype)
+
+
+def _noise_left(lengths, rho, dtype):
+    """v_ρ(L), the share of the noise of a minibatch that λ has."""
+    rho = jnp.asarray(rho, dtype)
+    # c_m = 1 − (1 − ρ)^m: how far a minibatch of m steps ago has come into λ, times L, while it is in the window
+    m = np.arange(1, int(np.max(lengths)) + 1)
+    come = -jnp.expm1(jnp.asarray(m, dtype) * jnp.log1p(-jnp.minimum(rho, 1 - jnp.finfo(dtype).eps)))
+    # v_ρ(L) = (Σ_{m ≤ L} c_m² + c_L² (1 − ρ)² / (ρ (2 − ρ))) / L²: the second sum are those that have left it
+    last = jnp.maximum(rho * (2 - rho), jnp.finfo(dtype).tiny)
+    inside, c = jnp.cumsum(come**2)[lengths - 1], come[lengths - 1]
+    return (inside + c**2 * (1 - rho) ** 2 / last) / jnp.asarray(lengths, dtype) ** 2
 
 
 def delayed(spec: Adaptive, template: Any) -> Delayed:
@@ -282,14 +300,14 @@ def restart(rule: Delayed) -> Delayed:
     return delayed(spec_of(rule.state), rule.state.before[0])
 
 
-def take(rule: Delayed) -> tuple[int, AdaptiveState]:
-    """The length for the next step, and the rule with the sketch that waited, which may still be under way.
+def take(rule: Delayed, rho: float) -> tuple[int, AdaptiveState]:
+    """The length for the next step, which has ρ, and the rule with the sketch that waited; that may be under way still.
 
     So the length of step i + 1 follows from the sketches up to step i − 1, whoever looks at the run in between: it is
     there when step i has just been handed out. The rule is used up.
     """
     length = int(rule.state.length)
-    return length, _absorb(rule.state, rule.waiting, rule.scale) if rule.waiting else rule.state
+    return length, _absorb(rule.state, rule.waiting, rule.scale, rho) if rule.waiting else rule.state
 
 
 def export(rule: Delayed) -> dict[str, np.ndarray]:
@@ -317,14 +335,14 @@ def restore(arrays: Mapping[str, np.ndarray]) -> Delayed | None:
 
 # On the thread that runs it: handed out to others in pieces, so little work takes longer.
 @partial(jax.jit, donate_argnames="state", compiler_options={"xla_disable_hlo_passes": "cpu-parallel-task-assigner"})
-def _absorb(state, parts, scale):
+def _absorb(state, parts, scale, rho):
     dtype = state.before.dtype
-    return push(state, jnp.asarray(scale, dtype) * sum(part.astype(dtype) for part in parts))[1]
+    return push(state, jnp.asarray(scale, dtype) * sum(part.astype(dtype) for part in parts), rho)[1]
 
 
-def _best(state):
-    squared_bias, variance = errors(state)
-    cost, lengths = squared_bias + variance, _lengths(state)
+def _best(state, rho):
+    squared_bias, variance = errors(state, rho)
+    cost, lengths = squared_bias + variance, jnp.asarray(_lengths(state))
     best = jnp.argmin(cost)  # the first, and so the shortest, of equals
     now = jnp.min(jnp.where(lengths == state.length, cost, jnp.inf))
     patient = min(_PATIENCE, 2 ** len(state.spread))
@@ -339,7 +357,7 @@ def _sizes(state):
 
 def _lengths(state):
     """The windows' lengths 1, 2, … C."""
-    return jnp.asarray(2 ** np.arange(len(state.spread) + 1), jnp.int32)
+    return 2 ** np.arange(len(state.spread) + 1, dtype=np.int32)
 
 
 def _follow(mean, value, number, least):

@@ -327,7 +327,7 @@ def step(
     rule, hashed = state.rule, None
     if rule is not None:
         # Before anything else is handed out: the next step's length is not to wait for this one.
-        length, chosen = adaptive.take(rule)
+        length, chosen = adaptive.take(rule, rho)
         num_buckets = chosen.before.shape[1] // state.num_topics
         hashed = (np.zeros((2 * num_buckets, lda.padded(state.num_topics)), tol.dtype), share.hashed)
 

@@ -605,7 +605,7 @@ class _Dense:
             raise _not_finite(self.step)
         self.length = length
         if self._rule is not None:
-            chosen, rule = adaptive.take(self._rule)
+            chosen, rule = adaptive.take(self._rule, rho)
             self._rule = adaptive.Delayed(rule, (_sketch(stats),), 1.0)
             # As in the rows: a window that grows does not take values back, though here they are still stored.
             window = self._state.window

@@ -11,7 +11,13 @@ from smoothgrad_jax import LDA, Adaptive, Corpus, NotFiniteError, adaptive, fit,
 from smoothgrad_jax.training import resume
 
 
-def transcription(Z, longest, memory):
+def noise_left(length, rho):
+    """The sum of squared weights of all minibatches in λ, for a box of this length before a step size ρ."""
+    weights = np.convolve(np.full(length, 1 / length), rho * (1 - rho) ** np.arange(2_000))
+    return float((weights**2).sum())
+
+
+def transcription(Z, longest, memory, rho):
     """The rule in float64, from the list of all sketches: the lengths after each."""
     noise, spread, length, chosen = 0.0, {}, min(8, longest), []
     Z = np.asarray(Z, np.float64)
@@ -30,7 +36,7 @@ def transcription(Z, longest, memory):
         for longer in sorted(cost, reverse=True)[1:]:
             if longer > 1:
                 cost[longer] = min(cost[longer], cost[2 * longer])
-        cost = {each: bias + noise / each for each, bias in (cost | {1: 0.0}).items()}
+        cost = {each: bias + noise * noise_left(each, rho) for each, bias in (cost | {1: 0.0}).items()}
         best = min(cost, key=lambda each: (cost[each], each))
         if t >= min(128, longest) and cost[best] < 0.9 * cost[length]:
             length = best
@@ -39,17 +45,17 @@ def transcription(Z, longest, memory):
 
 
 @jax.jit
-def run_rule(state, Z):
+def run_rule(state, Z, rho=1.0):
     def one(state, z):
-        length, state = adaptive.push(state, z)
+        length, state = adaptive.push(state, z, rho)
         return state, length
 
     return jax.lax.scan(one, state, Z)
 
 
-def chosen(Z, longest=32, memory=None):
+def chosen(Z, longest=32, memory=None, rho=1.0):
     spec = Adaptive(longest, memory)
-    return np.asarray(run_rule(adaptive.init(spec, Z[0]), Z)[1])
+    return np.asarray(run_rule(adaptive.init(spec, Z[0]), Z, rho)[1])
 
 
 def walk(rng, steps, drift, noise, size=40):
@@ -61,9 +67,29 @@ def walk(rng, steps, drift, noise, size=40):
 
 def test_the_rule_is_its_transcription(rng, x64):
     Z = np.concatenate([walk(rng, 150, 0.0, 1.0), walk(rng, 150, 0.3, 1.0)]).astype(np.float64)
-    got = chosen(Z, 32, 50)
-    assert len(set(got.tolist())) >= 3
-    np.testing.assert_array_equal(got, transcription(Z, 32, 50))
+    for rho in (1.0, 0.3):
+        got = chosen(Z, 32, 50, rho)
+        assert len(set(got.tolist())) >= 3
+        np.testing.assert_array_equal(got, transcription(Z, 32, 50, rho))
+
+
+@pytest.mark.parametrize("rho", [1.0, 0.5, 0.1, 0.01])
+def test_the_noise_that_reaches_the_parameters(rng, rho):
+    """Against the squared weights of an impulse response; with ρ = 1 it is 1/L, and with L = 1 it is ρ/(2 − ρ)."""
+    Z = walk(rng, 40, 0.0, 1.0)
+    rule = run_rule(adaptive.init(Adaptive(16), Z[0]), Z)[0]
+    lengths = 2 ** np.arange(5)
+    share = adaptive.errors(rule, rho)[1] / adaptive.errors(rule)[1][0]
+    np.testing.assert_allclose(share, [noise_left(L, rho) for L in lengths], rtol=1e-5)
+    np.testing.assert_allclose(share[0], rho / (2 - rho), rtol=1e-5)
+
+
+def test_small_steps_ask_for_no_window(rng):
+    """With ρ L ≪ 1 a window takes hardly any noise out of λ, and no drift is worth it."""
+    noise = walk(rng, 300, 0.0, 1.0)
+    assert chosen(noise, rho=0.5)[-1] == 32
+    assert (chosen(noise, rho=1e-3) <= 8).all()
+    assert (chosen(noise, rho=0.0) <= 8).all()
 
 
 def test_noise_alone_goes_to_the_longest_and_drift_alone_to_one(rng):
@@ -173,7 +199,7 @@ def a_run():
         batches.append(batch._replace(counts=batch.counts * np.float32(1 + 2 * np.clip(t - 25, 0, 15))))
 
     def run(params=lam, *, first=0, **options):
-        given = {"window": WINDOW, "rho": 0.05, "threads": 1} | options
+        given = {"window": WINDOW, "rho": 0.5, "threads": 1} | options
         return fit(batches[first:], LDA(0.3, 0.2, D), params, **given)
 
     run.lam, run.batches = lam, batches
