@@ -33,6 +33,8 @@ for warmup in ("mean", "zeros"):
 sg.run(step, sg.init(lam, 3), batches, 0.1, sg.robbins_monro(2, 0.7), 2)
 sg.sweep(step, lam, batches, 0.1, 0.1, [1, 3, math.inf])
 sg.adaptive.push(sg.adaptive.init(sg.Adaptive(8), sg.adaptive.sketch(lam)), sg.adaptive.sketch(stats))
-sg.bias_variance(step, sg.init(lam, 3), batches, batch, 0.1, 0.1, 2)
+for update in (sg.global_step, sg.averaged_step):
+    measured, _ = sg.bias_variance(step, sg.init(lam, 3), batches, batch, 0.1, 0.1, 2, update=update)
+    sg.bias_variance(step, measured, batches, batch, 0.1, 0.1, 2, update=update, donate=True)
 optimiser = sg.smoothed_svi(3, 0.1, 0.1)
 optimiser.update(stats, optimiser.init(lam), lam)

@@ -1,5 +1,7 @@
 """Bias and variance: against a loop that keeps everything, and the paper's claims on small data."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +14,7 @@ from smoothgrad_jax import (
     averaged_step,
     bias_variance,
     count_negative,
+    diagnostics,
     global_step,
     init,
     local_step,
@@ -31,29 +34,125 @@ def problem():
     return documents, lam, rng.integers(0, D, (400, B))
 
 
-@pytest.mark.parametrize("warmup", ["mean", "zeros"])
-def test_errors_are_those_of_a_loop_that_keeps_everything(problem, warmup):
-    documents, lam, rows = problem
-    step, data = Partial(local_step, MODEL), pack(documents, num_words=V)
-    L, steps, rho = 4, 12, 0.05
-    end, errors = bias_variance(
-        step, init(lam, L), pack(documents, rows[:steps], num_words=V), data, 0.5, rho, L, warmup=warmup
-    )
-    noisy, full = [], []
-    params = np.asarray(lam, np.float64)
-    for t in range(steps):
-        lam_t = jnp.asarray(params, jnp.float32)
-        noisy.append(np.asarray(step(lam_t, pack(documents, rows[t], num_words=V))[0], np.float64))
-        full.append(np.asarray(step(lam_t, data)[0], np.float64))
+def shares(params, counts):
+    """A local step that compiles at once: every word is shared between two topics by their λ."""
+    share = params / params.sum(0)
+    return 100 / len(counts) * counts.sum(0) * share, None
+
+
+def small_problem():
+    rng = np.random.default_rng(1)
+    data = rng.poisson(1.0, (100, 30)).astype(np.float32)
+    lam = jnp.asarray(rng.gamma(100, 0.01, (2, 30)), jnp.float32)
+    return Partial(shares), lam, data[rng.integers(0, 100, (12, 5))], data
+
+
+def keep_all(step, params, batches, data, L, rho, warmup, update):
+    """The paper's definitions in a loop that keeps everything, in float64 but for the local step."""
+    past, noisy, full, found = [], [], [], []
+    params = np.asarray(params, np.float64)
+    for t in range(12):
+        past.append(params)
+        for kept, batch in ((noisy, jax.tree.map(lambda x, t=t: x[t], batches)), (full, data)):
+            kept.append(np.asarray(step(jnp.asarray(params, jnp.float32), batch)[0], np.float64))
         divisor = L if warmup == "zeros" else min(t + 1, L)
-        noisy_mean, full_mean = sum(noisy[-L:]) / divisor, sum(full[-L:]) / divisor
         g = 0.5 - params + full[-1]
-        g_hat, g_mean = 0.5 - params + noisy_mean, 0.5 - params + full_mean
-        np.testing.assert_allclose(errors.squared_bias[t], ((g_mean - g) ** 2).sum(), rtol=1e-3, atol=1e-4)
-        np.testing.assert_allclose(errors.variance[t], ((g_hat - g_mean) ** 2).sum(), rtol=1e-3, atol=1e-4)
-        np.testing.assert_allclose(errors.squared_error[t], ((g_hat - g) ** 2).sum(), rtol=1e-3, atol=1e-4)
-        params = params + rho * (0.5 - params + noisy_mean)
+        if update is averaged_step:
+            g_hat = sum(0.5 - lam_j + s for lam_j, s in zip(past[-L:], noisy[-L:], strict=True)) / divisor
+            g_mean = sum(0.5 - lam_j + s for lam_j, s in zip(past[-L:], full[-L:], strict=True)) / divisor
+        else:
+            g_hat, g_mean = (0.5 - params + sum(s[-L:]) / divisor for s in (noisy, full))
+        found.append([(x**2).sum() for x in (g_mean - g, g_hat - g_mean, g_hat - g)])
+        params = params + rho * g_hat
+    return params, np.array(found).T, np.array(past)
+
+
+@pytest.mark.parametrize("warmup", ["mean", "zeros"])
+@pytest.mark.parametrize("update", [global_step, averaged_step])
+def test_errors_are_those_of_a_loop_that_keeps_everything(problem, update, warmup):
+    if update is global_step:
+        documents, lam, rows = problem
+        step = Partial(local_step, MODEL)
+        batches, data = pack(documents, rows[:12], num_words=V), pack(documents, num_words=V)
+    else:
+        step, lam, batches, data = small_problem()
+    L, rho = 4, 0.05
+    end, errors = bias_variance(step, init(lam, L), batches, data, 0.5, rho, L, warmup=warmup, update=update)
+    params, expected, past = keep_all(step, lam, batches, data, L, rho, warmup, update)
+    np.testing.assert_allclose(errors[:3], expected, rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(end.params, params, rtol=1e-4)
+    if update is global_step:
+        assert errors.extra_bias is None
+        return
+    # The paper's term λ_i − λ̄ᴸ_i; where Algorithm 1 has zeros for what is missing, from the first full window on.
+    for t in range(L - 1 if warmup == "zeros" else 0, 12):
+        drag = past[t] - past[max(t + 1 - L, 0) : t + 1].mean(0)
+        np.testing.assert_allclose(errors.extra_bias[t], (drag**2).sum(), rtol=1e-3, atol=1e-4)
+
+
+def with_negatives(state, error):
+    return error, count_negative(state.params)
+
+
+@pytest.mark.parametrize("update", [global_step, averaged_step])
+def test_a_study_goes_on_to_the_same_bits(update):
+    step, lam, batches, data = small_problem()
+
+    def go_on(state, batches, **options):
+        return bias_variance(step, state, batches, data, 0.5, 0.1, record=with_negatives, update=update, **options)
+
+    whole, records = go_on(init(lam, 4), batches)
+    state, parts = init(lam, 4), []
+    for part in (batches[:6], batches[6:]):
+        before = state
+        state, record = go_on(state, part, donate=True)
+        parts.append(record)
+        assert before.window.buffer.is_deleted()
+    jax.tree.map(np.testing.assert_array_equal, state, whole)
+    jax.tree.map(lambda a, *b: np.testing.assert_array_equal(np.concatenate(b), a), records, *parts)
+    other = global_step if update is averaged_step else averaged_step
+    with pytest.raises(ValueError, match="begun with another update"):
+        bias_variance(step, state, batches, data, 0.5, 0.1, update=other)
+
+
+@pytest.mark.parametrize("update", [global_step, averaged_step])
+def test_lengths_side_by_side_in_chunks_are_single_runs(update):
+    step, lam, batches, data = small_problem()
+    lengths, axes = jnp.array([1.0, 3.0, 4.0]), diagnostics.runs(update)
+
+    def one(state, batches, length):
+        return bias_variance(step, state, batches, data, 0.5, 0.05, length, warmup="zeros", update=update)
+
+    @partial(jax.jit, donate_argnums=0)
+    def chunk(states, batches):
+        return jax.vmap(one, in_axes=(axes, None, 0), out_axes=(axes, 0))(states, batches, lengths)
+
+    states = jax.vmap(lambda _: diagnostics.measured(init(lam, 4), update), out_axes=axes)(lengths)
+    states, first = chunk(states, batches[:6])
+    states, last = chunk(states, batches[6:])
+    assert chunk._cache_size() == 1
+    assert states.step.shape == states.window.index.shape == states.full.index.shape == ()
+    for i, length in enumerate(lengths):
+        alone, errors = one(init(lam, 4), batches, float(length))
+        np.testing.assert_allclose(states.params[i], alone.params, rtol=1e-5)
+        together = jax.tree.map(lambda a, b, i=i: np.concatenate([a[i], b[i]]), first, last)
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), together, errors)
+
+
+def test_no_ring_is_copied():
+    lam, lengths, axes = jnp.ones((300, 64)), jnp.array([3.0, 20.0]), diagnostics.runs(averaged_step)
+    states = jax.vmap(lambda _: diagnostics.measured(init(lam, 20), averaged_step), out_axes=axes)(lengths)
+
+    def one(state, length):
+        step = Partial(lambda params, batch: (params * batch, None))
+        return bias_variance(step, state, jnp.ones(3), jnp.ones(()), 0.5, 0.05, length, update=averaged_step)
+
+    def chunk(states):
+        return jax.vmap(one, in_axes=(axes, 0), out_axes=(axes, 0))(states, lengths)
+
+    memory = jax.jit(chunk, donate_argnums=0).lower(states).compile().memory_analysis()
+    assert memory.alias_size_in_bytes >= 0.99 * sum(leaf.nbytes for leaf in jax.tree.leaves(states))
+    assert memory.temp_size_in_bytes < 0.5 * states.window.buffer.nbytes
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +172,7 @@ def test_variance_falls_as_one_over_length(along_runs):
 
 
 def test_squared_error_is_bias_plus_variance(along_runs):
-    bias, variance, error = (np.asarray(x)[:, 50:] for x in along_runs)
+    bias, variance, error = (np.asarray(x)[:, 50:] for x in along_runs[:3])
     np.testing.assert_allclose(error.mean(1), (bias + variance).mean(1), rtol=0.1)
 
 
@@ -108,7 +207,7 @@ def test_only_from_the_start(problem):
         pack(documents, num_words=V),
         pack(documents, rows[:3], num_words=V),
     )
-    state, _ = bias_variance(step, init(lam, 4), batches, data, 0.5, 0.1)
+    state, _ = run(step, init(lam, 4), batches, 0.5, 0.1)
     with pytest.raises(ValueError, match="bias_variance starts with the run"):
         bias_variance(step, state, batches, data, 0.5, 0.1)
 
