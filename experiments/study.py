@@ -120,19 +120,30 @@ class Data(NamedTuple):
         }
 
 
+def read(path: pathlib.Path | None) -> tuple[str, scipy.sparse.csr_array]:
+    """The name of the corpus at a path, and its documents × words; generated ones without a path."""
+    if path is None:
+        return GENERATED, generate(np.random.default_rng(0), 21_000, 2_000, 20, 60.0)[0]
+    if (path / "manifest.json").exists():
+        corpus = open_folder(path).corpus
+        return path.name, scipy.sparse.csr_array((corpus.counts, corpus.words, corpus.indptr), corpus.shape)
+    path = path / "bow.npz" if path.is_dir() else path
+    try:
+        return path.resolve().parent.name, scipy.sparse.load_npz(path).tocsr()
+    except (OSError, ValueError) as error:
+        sys.exit(f"{path}: expected a matrix documents × words written by scipy.sparse.save_npz: {error}")
+
+
+def corpus_name(path: pathlib.Path | None) -> str:
+    """The name that :func:`read` gives a corpus, also where it is not any more."""
+    if path is None:
+        return GENERATED
+    return path.resolve().parent.name if path.suffix == ".npz" else path.resolve().name
+
+
 def load(path: pathlib.Path | None, held_out: int, documents: int | None = None) -> Data:
     """The documents at a path, or generated ones; the last are held out, and of the rest ``documents`` are taken."""
-    if path is None:
-        X, name = generate(np.random.default_rng(0), 21_000, 2_000, 20, 60.0)[0], GENERATED
-    elif (path / "manifest.json").exists():
-        corpus, name = open_folder(path).corpus, path.name
-        X = scipy.sparse.csr_array((corpus.counts, corpus.words, corpus.indptr), corpus.shape)
-    else:
-        path = path / "bow.npz" if path.is_dir() else path
-        try:
-            X, name = scipy.sparse.load_npz(path).tocsr(), path.resolve().parent.name
-        except (OSError, ValueError) as error:
-            sys.exit(f"{path}: expected a matrix documents × words written by scipy.sparse.save_npz: {error}")
+    name, X = read(path)
     if X.shape[0] <= held_out:
         sys.exit(f"{path}: {X.shape[0]} documents are too few to hold {held_out} of them out")
     train = X[: X.shape[0] - held_out]
@@ -411,9 +422,7 @@ def main(study: Study, text: str) -> None:
     parser.add_argument("--passes", type=float, help="other than the study has")
     args = parser.parse_args()
     if args.draw:
-        name = args.corpus.resolve().name if args.corpus and args.corpus.is_dir() else None
-        name = name or (args.corpus.resolve().parent.name if args.corpus else GENERATED)
-        results = Results(args.results / f"{study.name}_{name}.json")
+        results = Results(args.results / f"{study.name}_{corpus_name(args.corpus)}.json")
         if not results.runs:
             sys.exit(f"{results.path}: no results to draw; leave --draw out to make them")
     else:
