@@ -126,7 +126,7 @@ def read(path: pathlib.Path | None) -> tuple[str, scipy.sparse.csr_array]:
         return GENERATED, generate(np.random.default_rng(0), 21_000, 2_000, 20, 60.0)[0]
     if (path / "manifest.json").exists():
         corpus = open_folder(path).corpus
-        return path.name, scipy.sparse.csr_array((corpus.counts, corpus.words, corpus.indptr), corpus.shape)
+        return path.name, scipy.sparse.csr_array((corpus.data, corpus.indices, corpus.indptr), corpus.shape)
     path = path / "bow.npz" if path.is_dir() else path
     try:
         return path.resolve().parent.name, scipy.sparse.load_npz(path).tocsr()
