@@ -125,8 +125,16 @@ def reported(first: int, last: int, size: int, label: str) -> Iterator[tuple[int
             said = now
 
 
-def measure(X: Any, config: Config, warmup: str, scratch: pathlib.Path) -> tuple[np.ndarray, bool]:
-    """SB, VAR and SE [3, R, T] of all lengths, and whether Ctrl-C cut it short.
+class Measured(NamedTuple):
+    """SB, VAR and SE [3, R, T] of all lengths, the seconds that took, and whether Ctrl-C cut it short."""
+
+    found: np.ndarray
+    seconds: float
+    cut: bool = False
+
+
+def measure(X: Any, config: Config, warmup: str, scratch: pathlib.Path) -> Measured:
+    """Run all lengths side by side, or go on with them.
 
     Args:
       X: Documents × words.
@@ -134,49 +142,56 @@ def measure(X: Any, config: Config, warmup: str, scratch: pathlib.Path) -> tuple
       warmup: As in the package.
       scratch: A file for what is needed to go on; when the runs have ended, only the curves stay in it.
     """
+    lam = init_topics(jax.random.key(config.seed), X.shape[1], config.topics)
+    lengths, rhos = (jnp.asarray(x, float) for x in (config.lengths, [config.rho] * len(config.lengths)))
+    first, before, parts, states = 0, 0.0, [], None
+    if scratch.exists():
+        like = jax.eval_shape(partial(begin, capacity=max(config.lengths)), lam, lengths)
+        states, (found, before, _) = go_on(scratch, like)
+        first, parts = found.shape[-1], [found]
+        if first == config.steps:
+            return Measured(found, before)
+        print(f"{warmup}: goes on from step {first:,}", flush=True)
     model = LDA(config.alpha, config.eta, float(X.shape[0]))
     rows = np.random.default_rng(config.seed).integers(0, X.shape[0], (config.steps, config.batch_size))
     batches, data = pack(X, rows), jax.tree.map(jnp.asarray, pack(X))
-    lam = init_topics(jax.random.key(config.seed), X.shape[1], config.topics)
-    lengths, rhos = (jnp.asarray(x, float) for x in (config.lengths, [config.rho] * len(config.lengths)))
-    parts, first = [], 0
-    states = begin(lam, lengths, max(config.lengths))
-    if scratch.exists():
-        states, found = go_on(scratch, states)
-        if found.shape[-1] == config.steps:
-            return found, False
-        parts, first = [found], found.shape[-1]
-        print(f"{warmup}: goes on from step {first:,}", flush=True)
-    saved = time.monotonic()
+    states = begin(lam, lengths, max(config.lengths)) if states is None else states
+    begun = saved = time.monotonic()
+
+    def so_far(*, cut=False):
+        return Measured(np.concatenate(parts, -1), before + time.monotonic() - begun, cut)
+
     with Interrupted() as interrupted:
         for start, stop in reported(first, config.steps, CHUNK, warmup):
             few = jax.tree.map(lambda x, a=start, b=stop: x[a:b], batches)
             states, (errors, _) = advance(states, lengths, rhos, few, model, data, warmup)
             parts.append(np.asarray(errors[:3]))
             if interrupted.is_set() or time.monotonic() - saved > SAVE_EVERY:
-                save(scratch, states, np.concatenate(parts, -1))
+                save(scratch, states, so_far())
                 saved = time.monotonic()
             if interrupted.is_set():
-                return np.concatenate(parts, -1), True
-    save(scratch, None, np.concatenate(parts, -1))
-    return np.concatenate(parts, -1), False
+                return so_far(cut=True)
+    save(scratch, None, so_far())
+    return so_far()
 
 
-def save(path: pathlib.Path, states: Any, found: np.ndarray) -> None:
+def save(path: pathlib.Path, states: Any, measured: Measured) -> None:
     """Write what is needed to go on; a file that was there stays whole until the new one is."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".new.npz")
-    np.savez(beside, *map(np.asarray, jax.tree.leaves(states)), found=found)
+    kept = {"found": measured.found, "seconds": measured.seconds}
+    np.savez(beside, *map(np.asarray, jax.tree.leaves(states)), **kept)
     beside.replace(path)
 
 
-def go_on(path: pathlib.Path, like: Any) -> tuple[Any, np.ndarray]:
+def go_on(path: pathlib.Path, like: Any) -> tuple[Any, Measured]:
     """What :func:`save` wrote; the states are None where the runs have ended."""
     with np.load(path) as kept:
+        measured = Measured(kept["found"], float(kept["seconds"]))
         if "arr_0" not in kept:
-            return None, kept["found"]
+            return None, measured
         leaves = [jnp.array(kept[f"arr_{i}"]) for i in range(len(jax.tree.leaves(like)))]
-        return jax.tree.unflatten(jax.tree.structure(like), leaves), kept["found"]
+        return jax.tree.unflatten(jax.tree.structure(like), leaves), measured
 
 
 # Verdicts: functions of curves alone. Step i is at index i − 1: after it, i minibatches have been seen.
@@ -206,25 +221,22 @@ def decomposition(bias: np.ndarray, variance: np.ndarray, error: np.ndarray) -> 
 
 
 def kink(curve: np.ndarray, at: int) -> dict[str, float] | None:
-    """How much the slope of log y over log i changes at i = ``at``, beside the same change at other places nearby.
+    """How sharply log y turns at i = ``at``: by how much its slope changes from one step to the next.
 
-    The slopes are those between at/1.25 and at, and between at and 1.25·at. ``usual`` is the median size of the change
-    at places from at/2 to 2·at that do not overlap; None where the curve is too short or zero.
+    The window is full at that step, and the first statistics leave it at the next: the larger change of the two counts.
+    ``usual`` is the median size of the change at other steps from at/2 to 3/2 at (at least four to either side), and
+    ``times`` the ratio. A corner stands out; a curve that merely bends does not. None where the curve is too short.
     """
-
-    def change(i):
-        before, after = max(i - max(round(i / 5), 1), 1), i + max(round(i / 4), 1)
-        if after > len(curve) or min(curve[j - 1] for j in (before, i, after)) <= 0:
-            return None
-        y, x = np.log([curve[j - 1] for j in (before, i, after)]), np.log([before, i, after])
-        return float((y[2] - y[1]) / (x[2] - x[1]) - (y[1] - y[0]) / (x[1] - x[0]))
-
-    near = [i for i in range(-(-at // 2), 2 * at + 1) if not at / 1.25 <= i <= at * 1.25]
-    usual = [found for found in map(change, near) if found is not None]
-    here = change(at)
-    if here is None or not usual:
+    y = np.log(np.maximum(curve, np.finfo(float).tiny))
+    reach = max(at // 2, 4)
+    # Step i is at index i − 1; where a mean of one value has no bias there is no logarithm.
+    turns = {i: y[i] - 2 * y[i - 1] + y[i - 2] for i in range(max(at - reach, 2), min(at + reach, len(y) - 1) + 1)}
+    turns = {i: turn for i, turn in turns.items() if curve[i - 2 : i + 1].min() > 0}
+    here = [turns.pop(i) for i in (at, at + 1) if i in turns]
+    if len(here) < 2 or not turns:
         return None
-    return {"change": here, "usual": float(np.median(np.abs(usual))), "largest": float(np.max(np.abs(usual)))}
+    change, usual = max(here, key=abs), float(np.median(np.abs(list(turns.values()))))
+    return {"change": float(change), "usual": usual, "times": float(abs(change) / usual)}
 
 
 def smooth(curve: np.ndarray, width: int = 21) -> np.ndarray:
@@ -271,10 +283,15 @@ def verdicts(found: np.ndarray, lengths: Any) -> dict[str, Any]:
     body["kinks"] = {str(L): kink(bias[r], L) for r, L in enumerate(lengths) if kink(bias[r], L)}
     body["best"] = best_lengths(error, lengths)
     body["late_rise"] = {
-        str(L): late_rise(bias[r], L) for r, L in enumerate(lengths) if L >= 10 and late_rise(bias[r], L)
+        str(L): late_rise(bias[r], L) for r, L in enumerate(lengths) if L > 1 and late_rise(bias[r], L)
     }
     body["mean_error"] = {str(L): float(error[r].mean()) for r, L in enumerate(lengths)}
     return _rounded(body)
+
+
+def by_length(named: dict[str, Any]) -> list[tuple[int, Any]]:
+    """In the order of L; names of JSON are text."""
+    return sorted((int(L), value) for L, value in named.items())
 
 
 def lines(warmup: str, body: dict[str, Any]) -> list[str]:
@@ -285,21 +302,21 @@ def lines(warmup: str, body: dict[str, Any]) -> list[str]:
         said.append(
             f"  variance ∝ L^{slope['median']:.3f} (90 % of the steps: {slope['low']:.3f} … {slope['high']:.3f}); "
             "VAR₁/(L·VAR_L): "
-            + ", ".join(f"L = {L}: {ratio:.2f}" for L, ratio in body["variance_against_one_over_L"].items() if L != "1")
+            + ", ".join(f"L = {L}: {ratio:.2f}" for L, ratio in by_length(body["variance_against_one_over_L"]) if L > 1)
         )
-    for L, found in body["decomposition"].items():
+    for L, found in by_length(body["decomposition"]):
         said.append(
             f"  L = {L}: SE/(SB + VAR) {found['ratio']:.3f} ({found['ratio_low']:.3f} … {found['ratio_high']:.3f}), "
             f"cross term {found['cross']:.1%} of SE, on average {found['cross_mean']:+.1%}"
         )
-    for L, found in body["kinks"].items():
+    for L, found in by_length(body["kinks"]):
         said.append(
-            f"  kink at i = L = {L}: slope of log SB changes by {found['change']:+.2f}; "
-            f"nearby by {found['usual']:.2f}, at most {found['largest']:.2f}"
+            f"  kink at i = L = {L}: slope of log SB changes by {found['change']:+.2g} in a step, nearby by "
+            f"{found['usual']:.2g}: {found['times']:.1f} times"
         )
     best = ", ".join(f"{part['from']}–{part['to']}: L = {part['length']}" for part in body["best"])
     said.append(f"  smallest squared error at steps {best}")
-    for L, found in body["late_rise"].items():
+    for L, found in by_length(body["late_rise"]):
         said.append(
             f"  L = {L}: SB is lowest at i = {found['lowest_at']} and rises to {found['ratio']:.2f} times that "
             f"at i = {found['highest_at']}"
@@ -323,12 +340,13 @@ def thin(steps: int, points: int = POINTS) -> np.ndarray:
     return kept[: points - 1] if kept.size > points else kept
 
 
-def keep(results: Results, config: Config, warmup: str, found: np.ndarray, seconds: float) -> None:
+def keep(results: Results, config: Config, warmup: str, measured: Measured) -> None:
     """Put the curves and verdicts of one warm-up into the file."""
+    found = measured.found
     at = thin(found.shape[-1])
     results.facts.setdefault("steps", {})[warmup] = at.tolist()
     results.facts.setdefault("verdicts", {})[warmup] = verdicts(found, config.lengths)
-    results.facts.setdefault("seconds", {})[warmup] = round(seconds)
+    results.facts.setdefault("seconds", {})[warmup] = round(measured.seconds)
     results.runs = [run for run in results.runs if run["setting"]["warmup"] != warmup]
     for r, L in enumerate(config.lengths):
         curves = {name: _rounded(found[c, r, at - 1].astype(float).tolist(), 4) for c, name in enumerate(CURVES)}
@@ -460,11 +478,10 @@ def run(results, args):
         scratch = scratch / f"{results.path.stem}_{warmup}_{config.steps}.npz"
         if done.get(warmup, {}).get("steps") == config.steps and not scratch.exists():
             continue
-        begun = time.monotonic()
-        found, cut = measure(X, config, warmup, scratch)
-        keep(results, config, warmup, found, time.monotonic() - begun)
-        if cut:
-            sys.exit(f"interrupted at step {found.shape[-1]:,}: the same command goes on")
+        measured = measure(X, config, warmup, scratch)
+        keep(results, config, warmup, measured)
+        if measured.cut:
+            sys.exit(f"interrupted at step {measured.found.shape[-1]:,}: the same command goes on")
 
 
 if __name__ == "__main__":
