@@ -216,6 +216,13 @@ def safe_product(runs: list[dict[str, Any]]) -> tuple[float | None, float | None
     return max(safe, default=None), first
 
 
+def score_gains(runs: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[float]:
+    """Last score minus that of the run with the same seed among the others, where both have one."""
+    last = {run["setting"]["seed"]: run["scores"][-1] for run in others}
+    pairs = [(run["scores"][-1], last.get(run["setting"]["seed"])) for run in runs]
+    return [a - b for a, b in pairs if a is not None and b is not None]
+
+
 def verdict(results: Results) -> list[str]:
     """Negative entries, bias and score of each method, and where it starts to go wrong."""
     config = results.facts["config"]
@@ -229,7 +236,9 @@ def verdict(results: Results) -> list[str]:
                 continue
             first = [run["first_negative"] for run in averaged]
             most = max(run["most_negative"] for run in averaged)
-            none = "none" if not most else f"at most {most:,} ({most / entries:.2%}), first at i = {_list(first)}"
+            none = (
+                "none" if not most else f"at most {most:,} ({100 * most / entries:.2g} %), first at i = {_list(first)}"
+            )
             kept = sum(run["most_negative"] for run in (*smoothed, *clipped))
             one, two = (next(run for run in runs if "late_bias" in run) for runs in (smoothed, averaged))
             said.append(
@@ -240,6 +249,10 @@ def verdict(results: Results) -> list[str]:
                 f"  late SB: smoothed {_number(one['late_bias'])}, averaged {_number(two['late_bias'])}, of which "
                 f"‖λ − λ̄‖² alone {_number(two['late_extra'])}"
             )
+            for name, others in (("averaged", averaged), ("clipped", clipped)):
+                gains = score_gains(others, smoothed)
+                if gains:
+                    said.append(f"  {name} minus smoothed, last score, same seed: {_list(gains, '+.4f')}")
             said.append(
                 "  last score: "
                 + "; ".join(
@@ -288,10 +301,16 @@ def draw(results: Results, path) -> None:
                 ends.append((at[-1], 100 * share[-1], f"L = {L}", colour))
         axes.set_title(f"entries of λ ≤ 0, averaged, ρ = {rho:g}")
         axes.set_ylabel("% of all entries")
-        axes.set_ylim(bottom=0)
         if any(found["most_negative"] for found in pick(results, method="averaged", rho=rho, seed=seed)):
-            _label(axes, ends)
+            axes.set_yscale("symlog", linthresh=100 / entries)
+            axes.set_ylim(bottom=0)
+            axes.set_xticks([tick for tick in axes.get_xticks() if 0 <= tick <= at[-1]])
+            axes.set_xlim(right=1.3 * at[-1])
+            axes.spines["bottom"].set_bounds(axes.get_xlim()[0], at[-1])
+            _label_points(axes, ends)
         else:
+            axes.set_ylim(0, 1)
+            axes.set_yticks([0])
             axes.text(0.5, 0.5, "none, for any L", transform=axes.transAxes, ha="center", color="0.4")
     _threshold(panels[0, 2], results, config, entries)
     _bias(panels[1, 0], results, at, {"window": longest, "rho": small, "seed": seed})
@@ -331,12 +350,7 @@ def _threshold(axes, results, config, entries):
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.set_xlim(right=1.8 * max(x for x, *_ in ends))
-    # The scale is neither linear nor logarithmic: move the labels apart in points.
-    ends.sort(key=lambda end: end[1])
-    heights = [72 / axes.figure.dpi * axes.transData.transform((x, y))[1] for x, y, *_ in ends]
-    for (x, y, text, colour), height, place in zip(ends, heights, spread(heights, 10), strict=True):
-        where = {"textcoords": "offset points", "va": "center", "fontsize": 8}
-        axes.annotate(text, (x, y), (5, place - height), color=colour, **where)
+    _label_points(axes, ends)
 
 
 def _bias(axes, results, at, setting):
@@ -393,6 +407,15 @@ def _scores(axes, results, config, setting):
 def _title(text, setting):
     rho, L = setting["rho"], setting["window"]
     return f"{text}, ρ = {rho:g}, L = {L}"
+
+
+def _label_points(axes, ends):
+    """Labels at the ends of curves, moved apart in points: the scale is neither linear nor logarithmic."""
+    ends = sorted(ends, key=lambda end: end[1])
+    heights = [72 / axes.figure.dpi * axes.transData.transform((x, y))[1] for x, y, *_ in ends]
+    for (x, y, text, colour), height, place in zip(ends, heights, spread(heights, 10), strict=True):
+        where = {"textcoords": "offset points", "va": "center", "fontsize": 8}
+        axes.annotate(text, (x, y), (5, place - height), color=colour, **where)
 
 
 def _label(axes, ends):

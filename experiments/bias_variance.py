@@ -343,7 +343,8 @@ def thin(steps: int, points: int = POINTS) -> np.ndarray:
 def keep(results: Results, config: Config, warmup: str, measured: Measured) -> None:
     """Put the curves and verdicts of one warm-up into the file."""
     found = measured.found
-    at = thin(found.shape[-1])
+    ends = [L for L in config.lengths if found.shape[-1] >= L]  # a kink is to be seen where it is
+    at = np.union1d(thin(found.shape[-1], POINTS - len(ends)), ends)
     results.facts.setdefault("steps", {})[warmup] = at.tolist()
     results.facts.setdefault("verdicts", {})[warmup] = verdicts(found, config.lengths)
     results.facts.setdefault("seconds", {})[warmup] = round(measured.seconds)
