@@ -344,8 +344,17 @@ def _threshold(axes, results, config, entries):
     axes.set_xlabel("ρL")
     for x, text in ((OVERSHOOT, f"overshoots from {OVERSHOOT:g}"), (UNSTABLE, f"grows from {UNSTABLE:g}")):
         axes.axvline(x, color="0.6", linewidth=0.8, zorder=0)
-        axes.text(x * 0.97, 0.04, text, rotation=90, va="bottom", ha="right", fontsize=7, color="0.4",
-                  transform=axes.get_xaxis_transform())  # fmt: skip
+        axes.text(
+            x * 0.97,
+            0.04,
+            text,
+            rotation=90,
+            va="bottom",
+            ha="right",
+            fontsize=7,
+            color="0.4",
+            transform=axes.get_xaxis_transform(),
+        )
     ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 5) if tick >= min(config["products"])]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
@@ -382,9 +391,14 @@ def _scores(axes, results, config, setting):
         whole = ~np.isnan(rows).any(0)
         if not whole.any():
             axes.text(
-                0.98, 0.04, f"{method}: no score,\nλ ≤ 0 from i ≤ {steps[0]} on", color=colour, fontsize=8, ha="right",
+                0.98,
+                0.04,
+                f"{method}: no score,\nλ ≤ 0 from i ≤ {steps[0]} on",
+                color=colour,
+                fontsize=8,
+                ha="right",
                 transform=axes.transAxes,
-            )  # fmt: skip
+            )
             continue
         # The curve ends where the first seed has no Dirichlet any more.
         last = len(whole) if whole.all() else int(np.argmin(whole))
@@ -395,9 +409,13 @@ def _scores(axes, results, config, setting):
             if last < len(steps):
                 axes.plot(x[-1], y.mean(0)[-1], "x", color=colour)
                 axes.annotate(
-                    f"{method}: λ ≤ 0", (x[-1], y.mean(0)[-1]), (6, -10), textcoords="offset points", color=colour,
+                    f"{method}: λ ≤ 0",
+                    (x[-1], y.mean(0)[-1]),
+                    (6, -10),
+                    textcoords="offset points",
+                    color=colour,
                     fontsize=8,
-                )  # fmt: skip
+                )
             else:
                 ends.append((x[-1], y.mean(0)[-1], method, colour))
     axes.set_title(_title("held-out log p(word)", setting))
