@@ -19,7 +19,7 @@ from smoothgrad_jax import LDA, Corpus, fit, init_topics, robbins_monro, seed_to
 BASE = {"window": 10, "batch_size": 256, "tau": 64.0, "kappa": 0.7, "alpha": 0.02, "eta": 0.1}
 CHANGES = {
     "batch_size": (64, 1_024),
-    "window": (1, 30),
+    "window": (1, 3, 30, 100),
     "tau": (10.0, 256.0),
     "kappa": (0.5, 0.9),
     "alpha": (0.1, 0.5),
@@ -32,10 +32,10 @@ STARTS = {
 }
 
 
-def settings():
-    """The base, and every change of it."""
+def settings(only):
+    """The base, and every change of it, or of one thing only."""
     yield "base", BASE
-    for name, values in CHANGES.items():
+    for name, values in CHANGES.items() if only is None else [(only, CHANGES[only])]:
         for value in values:
             yield f"{name} = {value:g}", BASE | {name: value}
 
@@ -70,6 +70,7 @@ def main():
     parser.add_argument("--topics", type=int, default=50)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--start", choices=STARTS, default="seeds", help="topics lean to some documents, or are noise")
+    parser.add_argument("--change", choices=CHANGES, help="this setting only")
     parser.add_argument("--json", type=pathlib.Path)
     args = parser.parse_args()
     results = []
@@ -79,7 +80,7 @@ def main():
         corpus = Corpus.of(X[args.held_out : args.held_out + args.documents])
         print(f"\n{path.parent.name}: {corpus.num_docs:,} documents, {corpus.num_words:,} words, K = {args.topics}")
         print(f"{'':20}" + "".join(f"{after:>9} pass" for after in AFTER) + f"{'seconds':>10}")
-        for label, chosen in settings():
+        for label, chosen in settings(args.change):
             for seed in range(args.seeds):
                 found = scores(corpus, halves, args.topics, seed, chosen, STARTS[args.start])
                 print(
