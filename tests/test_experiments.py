@@ -2,9 +2,12 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
+import averaged
 import beyond
+import bias_variance
 import heldout
 import mechanism
 import numpy as np
@@ -151,12 +154,80 @@ def test_adaptive_is_judged_by_the_best_fixed_window(score, word):
 
 @pytest.mark.parametrize("path", sorted((FOLDER / "results").glob("*.json")), ids=lambda path: path.stem)
 def test_published_results_have_their_verdict(path):
-    name = next((each for each in STUDIES if path.stem.startswith(each + "_")), None)
-    if name is None:
-        pytest.skip("a study of its own")
     results = Results(path)
-    assert STUDIES[name].verdict(results)
+    name = next(each for each in (*STUDIES, "averaged", "bias_variance") if path.stem.startswith(each + "_"))
+    if name == "bias_variance":
+        warmups = results.facts["verdicts"]
+        assert set(warmups) == {"mean", "zeros"}
+        assert all(bias_variance.lines(warmup, body) for warmup, body in warmups.items())
+        assert all(path.with_name(f"{path.stem}_{warmup}.png").exists() for warmup in warmups)
+        return
+    verdict = averaged.verdict if name == "averaged" else STUDIES[name].verdict
+    assert verdict(results)
     assert path.with_suffix(".png").exists()
+
+
+def test_every_study_is_in_the_list():
+    text = (FOLDER / "README.md").read_text()
+    assert all(f"`{path.name}`" in text for path in FOLDER.glob("*.py"))
+    named = set(re.findall(r"results/(\w+\.png)", text))
+    assert named == {path.name for path in (FOLDER / "results").glob("*.png")}
+
+
+def test_verdicts_of_planted_curves():
+    lengths, steps = (1, 3, 10, 30), np.arange(1, 201)
+    rng = np.random.default_rng(0)
+    noise = rng.uniform(0.9, 1.1, 200)
+    variance = noise / np.array(lengths)[:, None]
+    slope = bias_variance.variance_slope(variance, lengths, after=30)
+    assert slope["median"] == pytest.approx(-1)
+    assert bias_variance.variance_slope(variance**0.5, lengths, after=30)["median"] == pytest.approx(-0.5)
+
+    found = bias_variance.decomposition(np.full(9, 2.0), np.full(9, 3.0), np.full(9, 4.0))
+    assert found["ratio"] == pytest.approx(0.8)
+    assert found["cross_mean"] == pytest.approx(-0.25)
+
+    corner = np.exp(-0.3 * np.maximum(steps - 50, 0)) * steps**-0.5
+    assert bias_variance.kink(corner, 50)["times"] > 100
+    assert bias_variance.kink(steps**-0.5, 50)["times"] < 2
+    assert bias_variance.kink(corner, 199) is None
+
+    errors = np.stack([np.full(200, 5.0), np.where(steps <= 60, 9.0, 1.0)])
+    assert bias_variance.best_lengths(errors, (1, 10)) == [
+        {"length": 1, "from": 1, "to": 60},
+        {"length": 10, "from": 61, "to": 200},
+    ]
+    rise = bias_variance.late_rise(np.where(steps < 100, 1.0, 3.0), 30)
+    assert rise["ratio"] == pytest.approx(3)
+    assert bias_variance.late_rise(np.ones(30), 30) is None
+
+
+def test_where_averaged_gradients_go_wrong():
+    runs = [{"setting": {"search": x, "window": 10}, "most_negative": int(x > 1)} for x in (2.0, 0.5, 1.0, 4.0)]
+    assert averaged.safe_product(runs) == (1.0, 2.0)
+    assert averaged.safe_product(runs[1:3]) == (1.0, None)
+
+    def last(seed, score):
+        return {"setting": {"seed": seed}, "scores": [0.0, score]}
+
+    gains = averaged.score_gains([last(0, -1.0), last(1, None), last(2, -3.0)], [last(0, -1.5), last(1, -1.0)])
+    assert gains == [0.5]
+
+
+def test_where_theory_says_that_averaged_gradients_overshoot_and_grow():
+    """An entry without statistics, in discrete time: below η from 0.648 on, and a growing oscillation from 4.93 on."""
+
+    def path(product, L=100):
+        rho, x = product / L, [1.0] * L
+        for _ in range(60 * L):
+            x.append(x[-1] - rho * np.mean(x[-L:]))
+        return np.array(x)
+
+    assert path(0.9 * averaged.OVERSHOOT)[: 30 * 100].min() > 0
+    assert path(1.2 * averaged.OVERSHOOT).min() < 0
+    for factor, grows in ((0.9, False), (1.1, True)):
+        x = np.abs(path(factor * averaged.UNSTABLE))
+        assert (x[-1_000:].max() > x[1_000:2_000].max()) == grows
 
 
 def test_bad_corpora_are_one_line(tmp_path):
