@@ -16,13 +16,13 @@ import scipy.sparse
 
 from smoothgrad_jax import LDA, Corpus, fit, init_topics, robbins_monro, seed_topics, split_documents
 
-BASE = {"window": 10, "batch_size": 256, "tau": 64.0, "kappa": 0.7, "alpha": 0.02, "eta": 0.1}
+BASE = {"window": 10, "batch_size": 256, "tau": 64.0, "kappa": 0.7, "alpha": 0.1, "eta": 0.1}
 CHANGES = {
     "batch_size": (64, 1_024),
     "window": (1, 3, 30, 100),
     "tau": (10.0, 256.0),
     "kappa": (0.5, 0.9),
-    "alpha": (0.1, 0.5),
+    "alpha": (0.02, 0.5),
     "eta": (0.01, 0.5),
 }
 AFTER = (1, 2, 5, 10)  # passes

@@ -148,7 +148,7 @@ def _add_training(parser):
     group.add_argument("--topics", type=_positive, metavar="K", help="number of topics (50)")
     group.add_argument("--passes", type=_positive, metavar="N", help="passes over the documents (10; fewer for many)")
     group.add_argument("--batch-size", type=_positive, metavar="B", help="documents in a minibatch (a 32nd, 32 to 256)")
-    group.add_argument("--alpha", type=float, help="prior of topics in a document (1/K)")
+    group.add_argument("--alpha", type=float, help="prior of topics in a document (0.1)")
     group.add_argument("--eta", type=float, help="prior of words in a topic (0.1)")
     group.add_argument("--tau", type=float, help="step sizes are (τ + t)^−κ (minibatches in a pass, at most 64)")
     group.add_argument("--kappa", type=float, help="in (0.5, 1] to converge (0.7)")

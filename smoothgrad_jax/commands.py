@@ -279,7 +279,7 @@ def _last_checkpoint(out, checkpoints, args):
 
 def _settings(args, stored, last=None):
     """The settings of a run: what was given, else what the checkpoint says, else what is chosen."""
-    names = (*runs.DEFAULTS, "alpha", "tau", "batch_size", "passes", "held_out")
+    names = (*runs.DEFAULTS, "tau", "batch_size", "passes", "held_out")
     given = {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
     then = last.settings if last else {}
     chosen = _word_options(args) or then.get("word_options")

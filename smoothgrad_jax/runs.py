@@ -42,6 +42,7 @@ DEFAULTS = {
     "topics": 50,
     "window": 10,
     "kappa": 0.7,
+    "alpha": 0.1,
     "eta": 0.1,
     "seed": 0,
     "slots": "float32",
@@ -67,7 +68,6 @@ def settings(num_docs: int, given: Mapping[str, Any]) -> dict[str, Any]:
         "held_out": min(_MOST_HELD_OUT, int(_HELD_OUT * num_docs)),
     }
     chosen |= {name: value for name, value in given.items() if value is not None}
-    chosen.setdefault("alpha", 1 / chosen["topics"])
     left = num_docs - chosen["held_out"]
     chosen.setdefault("batch_size", default_batch_size(left))
     chosen.setdefault("tau", svi.default_offset(left / chosen["batch_size"]))

@@ -305,7 +305,7 @@ def test_settings_are_chosen_for_the_corpus():
     assert (small["batch_size"], small["passes"], small["held_out"]) == (32, 10, 20)
     assert small["tau"] == pytest.approx(380 / 32)
     assert (large["batch_size"], large["passes"], large["held_out"], large["tau"]) == (256, 1, 1_000, 64)
-    assert large["alpha"] == 1 / 20
+    assert large["alpha"] == 0.1
 
 
 class _Terminal:

@@ -51,7 +51,7 @@ def test_planted_topics_are_found(fitted, X):
     assert purity(fitted.components_) > 0.95
     assert fitted.components_.dtype == np.float64
     assert (fitted.n_iter_, fitted.n_batch_iter_) == (10, 125)
-    assert (fitted.doc_topic_prior_, fitted.topic_word_prior_) == (1 / K, 0.1)
+    assert (fitted.doc_topic_prior_, fitted.topic_word_prior_) == (0.1, 0.1)
     assert list(fitted.get_feature_names_out()) == [f"smoothedlda{k}" for k in range(K)]
 
 
@@ -113,7 +113,8 @@ def test_partial_fit_after_fit_keeps_the_topics(fitted, X):
     assert model.n_batch_iter_ == fitted.n_batch_iter_ + 3
     assert purity(model.components_) > 0.9
     # ρ goes on from where fit ended: a few steps of (12.5 + 125)^-0.7 = 0.03 move little.
-    assert np.abs(model.components_ / fitted.components_ - 1).max() < 0.2
+    moved = np.abs(model.components_ - fitted.components_).sum() / fitted.components_.sum()
+    assert moved < 0.05
 
 
 def test_partial_fit_goes_on_with_the_schedule_after_fit(X, monkeypatch):
@@ -198,7 +199,7 @@ def test_a_prior_for_every_word_or_topic(X):
     np.testing.assert_allclose(many.components_, one.components_, rtol=1e-5)
     full = np.broadcast_to(eta, one.components_.shape)
     model = SmoothedLDA(
-        K, topic_word_prior=full, doc_topic_prior=[0.25] * K, batch_size=200, max_iter=1, random_state=0
+        K, topic_word_prior=full, doc_topic_prior=[0.1] * K, batch_size=200, max_iter=1, random_state=0
     )
     np.testing.assert_allclose(model.fit(X).components_, one.components_, rtol=1e-5)
     assert model.topic_word_prior_.shape == one.components_.shape
