@@ -7,8 +7,8 @@ Beside fixed windows of L = 1, 10, 100 minibatches: an exponential window with t
 L), a window that is phased out to 1 over the second half of the run (the paper's way to convergence), slots in
 bfloat16, and an adaptive window that estimates noise and drift on the way and chooses L by itself. All from the same
 seeds, 1,000 minibatches of 300 documents, with ρ = 0.01: there the windows differ (ρ L = 0.1 and 1), which at the
-paper's 0.001 they hardly do after the first steps; and with ρ_t = (64 + t)^−0.7 from topics that lean to documents,
-which are the defaults of the command and the estimator.
+paper's 0.001 they hardly do after the first steps; and with ρ_t = (64 + t)^−0.7 from topics that lean to documents, as
+the command and the estimator do, though here with the paper's priors.
 """
 
 import numpy as np
