@@ -244,6 +244,7 @@ def test_both_engines_choose_the_same(run, whole):
     np.testing.assert_array_equal(rest.params, dense.params)
 
 
+@pytest.mark.slow
 def test_threads_choose_the_same(run, whole):
     lengths, lam = whole
     two = run(threads=2, every=1)

@@ -94,7 +94,7 @@ def with_negatives(state, error):
     return error, count_negative(state.params)
 
 
-@pytest.mark.parametrize("update", [global_step, averaged_step])
+@pytest.mark.parametrize("update", [global_step, pytest.param(averaged_step, marks=pytest.mark.slow)])
 def test_a_study_goes_on_to_the_same_bits(update):
     step, lam, batches, data = small_problem()
 
@@ -115,7 +115,7 @@ def test_a_study_goes_on_to_the_same_bits(update):
         bias_variance(step, state, batches, data, 0.5, 0.1, update=other)
 
 
-@pytest.mark.parametrize("update", [global_step, averaged_step])
+@pytest.mark.parametrize("update", [global_step, pytest.param(averaged_step, marks=pytest.mark.slow)])
 def test_lengths_side_by_side_in_chunks_are_single_runs(update):
     step, lam, batches, data = small_problem()
     lengths, axes = jnp.array([1.0, 3.0, 4.0]), diagnostics.runs(update)
@@ -212,6 +212,7 @@ def test_only_from_the_start(problem):
         bias_variance(step, state, batches, data, 0.5, 0.1)
 
 
+@pytest.mark.slow
 def test_float64_and_exponential_windows(x64, problem):
     documents, lam, rows = problem
     step, data, batches = (
