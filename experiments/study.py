@@ -11,6 +11,7 @@ checkpoints, so that the same command goes on after Ctrl-C. Verdicts and figures
 
 import argparse
 import concurrent.futures
+import datetime
 import hashlib
 import io
 import json
@@ -37,6 +38,7 @@ from smoothgrad_jax import (
     Adaptive,
     Checkpoints,
     Corpus,
+    __version__,
     fit,
     init_topics,
     phase_out,
@@ -45,6 +47,7 @@ from smoothgrad_jax import (
     split_documents,
 )
 from smoothgrad_jax.progress import watch
+from smoothgrad_jax.saved import fingerprint
 from smoothgrad_jax.store import open_folder
 
 RESULTS = pathlib.Path(__file__).parent / "results"
@@ -175,7 +178,8 @@ def _train(data, setting, scratch, stopped):
     key = jax.random.key(setting.seed)
     steps = max(1, round(setting.passes * corpus.num_docs / setting.batch_size))
     options = {"batch_size": setting.batch_size, "key": key, "replace": True, "threads": 1}
-    checkpoints = Checkpoints(scratch, keep=1) if scratch and setting.window <= _LONGEST_CHECKPOINT else None
+    long = _LONGEST_CHECKPOINT < setting.window < math.inf
+    checkpoints = Checkpoints(scratch, keep=1) if scratch and not long else None
     last = checkpoints.latest() if checkpoints else None
     first = last.step if last else 0
     training = fit(
@@ -200,6 +204,8 @@ def _train(data, setting, scratch, stopped):
                 chosen = {} if setting.kind != "adaptive" else {"window": report.window}
                 used = round(_topics_used(training.params, setting.eta), 2)
                 curve.append({"step": report.step, "score": round(report.score, 5), "topics": used, **chosen})
+            if report.step >= steps:
+                continue  # there is nothing to go on with
             if stopped():
                 raise KeyboardInterrupt
             if checkpoints and time.monotonic() - written >= _CHECKPOINT_EVERY:
@@ -218,6 +224,7 @@ def _train(data, setting, scratch, stopped):
         "curve": curve,
         "seconds": round(report.seconds, 2),
         "wall": round(time.perf_counter() - begun, 2),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
 
 
@@ -378,7 +385,8 @@ def _job(setting, scratch):
 
     if stopped():  # the pool hands out one run more than it has workers
         raise KeyboardInterrupt
-    name = hashlib.sha256(repr(setting).encode()).hexdigest()[:16]
+    # A checkpoint is of this setting, these documents and this code.
+    name = hashlib.sha256(repr((setting, fingerprint(data.corpus), __version__)).encode()).hexdigest()[:16]
     return train(data, setting, scratch / name, stopped)
 
 

@@ -30,7 +30,8 @@ that see a drift clearly: bias²(L) is lowered to the smallest of those from L o
 | t      | ``index``    | sketches so far                                                                          |
 | σ²     | ``noise``    | squared noise of one sketch                                                              |
 | v_ρ    |              | share of it that is left in λ                                                            |
-| V_l    | ``spread``   | half the squared distance of neighbouring blocks, [J]                                    |
+| V_l    | ``spread``   | half the squared distance of the means a, b of neighbouring blocks of l steps, [J]       |
+| D_l    |              | squared distance by which z^2l lags behind z^l; the D of D/B are documents               |
 | m      | ``memory``   | steps over which the means of both reach                                                 |
 
 How sure is it? With ν directions in which a minibatch is noisy (70 to 700 on abstracts, B = 300), ½ ‖a − b‖² is σ²/l
@@ -38,16 +39,16 @@ within √(2/ν), and m/l blocks are averaged: m = 2 C leaves four of the longes
 4 √(2/(4 ν)) σ²/C, at most a third of what the last doubling gains. All means reach over the same m steps, as σ² changes
 along a run and its change must not be taken for drift.
 
-With ρ < 1 there is less to gain than that: where a drift cannot be told from the error of its estimate the choice is a
-short window, which is the safe side, as λ averages by itself.
+That is for ρ = 1. With ρ C ≲ 1 a window gains less than this error; where a drift cannot be told from it the choice is
+a short window, and all lengths leave λ nearly the same noise. The lag of λ itself, about drift/ρ, is not in the rule,
+nor its product with that of the window.
 
 The first 128 steps (C, if that is less) go by with L = 8. In them λ leaves its random start, which is all drift and no
 guide for what follows; and a window is worth most there, for a reason of its own (``experiments/mechanism.py``).
 
-What it scores stands in ``experiments/README.md``, from ``experiments/beyond.py``: within the spread of three seeds of
-the best of L = 1, 10 and 100 in hindsight. The error of the gradient (ρ = 1) would be the wrong thing to make small: at
-ρ = 0.001 that rule chose L = 128 and lost 0.07 to 0.11 nats a word to all three (1,000 steps on 99,000 abstracts, one
-seed).
+What it scores beside L = 1, 10 and 100 stands in ``experiments/README.md``, from ``experiments/beyond.py``. The error
+of the gradient (ρ = 1) would be the wrong thing to make small: at ρ = 0.001 that rule chose L = 128 and lost 0.07 to
+0.11 nats a word to all three (1,000 steps on 99,000 abstracts, one seed).
 
 Only J sums of M numbers are kept, twice, and no ring: a push costs O(J M), and no sum is ever older than C steps.
 
@@ -282,10 +283,10 @@ def errors(state: AdaptiveState, rho: Any = 1.0) -> tuple[jax.Array, jax.Array]:
 def _noise_left(lengths, rho, dtype):
     """v_ρ(L), the share of the noise of a minibatch that λ has."""
     rho = jnp.asarray(rho, dtype)
-    # c_m = 1 − (1 − ρ)^m: how far a minibatch of m steps ago has come into λ, times L, while it is in the window
-    m = np.arange(1, int(np.max(lengths)) + 1)
-    come = -jnp.expm1(jnp.asarray(m, dtype) * jnp.log1p(-jnp.minimum(rho, 1 - jnp.finfo(dtype).eps)))
-    # v_ρ(L) = (Σ_{m ≤ L} c_m² + c_L² (1 − ρ)² / (ρ (2 − ρ))) / L²: the second sum are those that have left it
+    # c_j = 1 − (1 − ρ)^j: how far a minibatch of j steps ago has come into λ, times L, while it is in the window
+    j = np.arange(1, int(np.max(lengths)) + 1)
+    come = -jnp.expm1(jnp.asarray(j, dtype) * jnp.log1p(-jnp.minimum(rho, 1 - jnp.finfo(dtype).eps)))
+    # v_ρ(L) = (Σ_{j ≤ L} c_j² + c_L² (1 − ρ)² / (ρ (2 − ρ))) / L²: the second sum are those that have left it
     last = jnp.maximum(rho * (2 - rho), jnp.finfo(dtype).tiny)
     inside, c = jnp.cumsum(come**2)[lengths - 1], come[lengths - 1]
     return (inside + c**2 * (1 - rho) ** 2 / last) / jnp.asarray(lengths, dtype) ** 2
@@ -302,7 +303,9 @@ def restart(rule: Delayed) -> Delayed:
 
 
 def take(rule: Delayed, rho: float) -> tuple[int, AdaptiveState]:
-    """The length for the next step, which has ρ, and the rule with the sketch that waited; that may be under way still.
+    """The length for the next step, chosen before; and the rule with the sketch that waited, which may be under way.
+
+    With that, and ρ of the next step, it chooses the length of the step after the next.
 
     So the length of step i + 1 follows from the sketches up to step i − 1, whoever looks at the run in between: it is
     there when step i has just been handed out. The rule is used up.
@@ -346,7 +349,7 @@ def _best(state, rho):
     cost, lengths = squared_bias + variance, jnp.asarray(_lengths(state))
     best = jnp.argmin(cost)  # the first, and so the shortest, of equals
     now = jnp.min(jnp.where(lengths == state.length, cost, jnp.inf))
-    patient = min(_PATIENCE, 2 ** len(state.spread))
+    patient = max(min(_PATIENCE, 2 ** len(state.spread)), 3)  # three sketches tell noise from drift
     better = (state.index >= patient) & (cost[best] < (1 - _RELUCTANCE) * now)
     return jnp.where(better, lengths[best], state.length)
 

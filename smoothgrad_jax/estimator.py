@@ -110,13 +110,13 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
     Notes
     -----
     The defaults were chosen by held-out score on 20 newsgroups, Reuters, arXiv abstracts and Wikipedia articles
-    (``experiments/defaults.py --start noise``: 16,000 to 20,000 documents each, K = 50, ten passes, one seed; in nats
-    per word, one thing changed at a time): L = 1 loses 0.02 to 0.03 on three of them and wins 0.003 on one; B = 64
-    loses 0.04 to 0.11, B = 1,024 loses 0.01 to 0.06 on three; τ = 10 loses 0.06 to 0.17 on three, τ = 256 up to 0.05;
-    κ = 0.5 and 0.9 lose up to 0.10 and 0.07; α = 0.5 loses 0.04 to 0.14 against 1/K = 0.02, and α = 0.1 is within 0.015
-    of it; η = 0.01 loses 0.01 to 0.05. η = 0.5 wins 0.002 to 0.05, but leaves more of the topics empty. Topics seeded
-    with documents win 0.01 to 0.08 over noise, and more of them are used. On 2,000 abstracts and the 2,246 articles of
-    the Associated Press, 256 documents are too large a part: B = 64 did as well or better there.
+    (``experiments/defaults.py --start noise``, with α = 1/K: 16,000 to 20,000 documents each, K = 50, ten passes, one
+    seed; in nats per word, one thing changed at a time): L = 1 loses 0.02 to 0.03 on three of them and wins 0.003 on
+    one; B = 64 loses 0.04 to 0.11, B = 1,024 loses 0.01 to 0.06 on three; τ = 10 loses 0.06 to 0.17 on three, τ = 256
+    up to 0.05; κ = 0.5 and 0.9 lose up to 0.10 and 0.07; α = 0.5 loses 0.04 to 0.14 against 1/K = 0.02, and α = 0.1 is
+    within 0.015 of it; η = 0.01 loses 0.01 to 0.05. η = 0.5 wins 0.002 to 0.05, but leaves more of the topics empty.
+    Topics seeded with documents win 0.01 to 0.08 over noise, and more of them are used. On 2,000 abstracts and the
+    2,246 articles of the Associated Press, 256 documents are too large a part: B = 64 did as well or better there.
 
     α is 0.1 and not 1/K because of large corpora and short texts. With K = 100, B = 256 and seeded topics, 0.1 wins
     0.19 over 1/K after one pass over 585,000 arXiv abstracts and 0.60 after a fifth of a pass over 1,138,000 headlines

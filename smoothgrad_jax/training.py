@@ -118,7 +118,8 @@ def fit(
         run goes (:mod:`smoothgrad_jax.adaptive`) and takes the memory of the length it is at, up to ``longest``: a
         window that grows keeps the values to come, and does not take old ones back. It needs ``warmup="mean"``: the
         zeros of Algorithm 1 would come back with every growth.
-      rho: ρ: a number in [0, 1] or a schedule of the step number; by default ``robbins_monro(10, 0.7)``.
+      rho: ρ: a number in [0, 1] or a schedule of the step number; by default ``robbins_monro(τ, 0.7)`` with τ from
+        :func:`smoothgrad_jax.svi.default_offset` for a corpus, and 10 for batches of one's own.
       passes, steps, seconds: How long: the first limit that is reached ends the run. By default one pass.
       batch_size: B, for a corpus.
       key: Which documents are drawn, for a corpus.
@@ -151,7 +152,7 @@ def fit(
         source,
         engine,
         window=window,
-        rho=svi.robbins_monro(10, 0.7) if rho is None else rho,
+        rho=svi.robbins_monro(_offset(source), 0.7) if rho is None else rho,
         limits=_limits(source, passes, steps, seconds),
         model=model,
         scorer=_scorer(model, held_out, key, tol, max_iter, engine),
@@ -359,6 +360,11 @@ def _source(data, model, batch_size, key, replace, rows):
     num_entries = size * float(corpus.indptr[-1] - corpus.indptr[0]) / corpus.num_docs
     sampler = {"seed": list(seed), "num_docs": num_docs, "batch_size": size, "replace": bool(replace)}
     return _Source(num_docs, corpus.num_words, num_entries, batches, endless=True, sampler=sampler)
+
+
+def _offset(source):
+    """τ of the default step sizes; of batches of one's own nobody knows how many make a pass."""
+    return 10 if source.sampler is None else svi.default_offset(source.num_docs / source.sampler["batch_size"])
 
 
 def _are_batches(data):

@@ -148,7 +148,7 @@ def test_adaptive_is_judged_by_the_best_fixed_window(score, word):
         return -5.0 - 0.1 * setting.seed if setting.window == 100 and setting.kind == "mean" else -6.0
 
     lines = [line for line in beyond.verdict(filled(beyond.STUDY, scores)) if "hindsight" in line]
-    assert len(lines) == 2
+    assert len(lines) == 3
     assert all("(L = 100)" in line and word in line for line in lines)
 
 

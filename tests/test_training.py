@@ -112,9 +112,10 @@ def test_batches_of_ones_own(X, lam):
     rows = [sample(KEY, t, D, B) for t in range(12)]
     corpus = Corpus.of(X)
     layout = corpus.layout(B)
-    by_corpus = fit(corpus, model, lam, key=KEY, batch_size=B, threads=2).finish()
-    by_list = fit([corpus.pack(r, layout) for r in rows], model, lam, threads=2).finish()
-    by_generator = fit((corpus.pack(r, layout) for r in rows), model, lam, passes=1, threads=2).finish()
+    options = {"rho": robbins_monro(10, 0.7), "threads": 2}
+    by_corpus = fit(corpus, model, lam, key=KEY, batch_size=B, **options).finish()
+    by_list = fit([corpus.pack(r, layout) for r in rows], model, lam, **options).finish()
+    by_generator = fit((corpus.pack(r, layout) for r in rows), model, lam, passes=1, **options).finish()
     np.testing.assert_array_equal(by_list.params, by_corpus.params)
     np.testing.assert_array_equal(by_generator.params, by_corpus.params)
     # Another layout is another arithmetic, and not another answer.
@@ -201,8 +202,16 @@ def test_the_exponential_window_goes_the_dense_way(X, lam):
     batches = pack(X, np.stack([sample(KEY, t, D, B) for t in range(12)]))
     state = init(lam, exponential=True)
     expected, _ = run(jax.tree_util.Partial(local_step, model), state, batches, 0.2, robbins_monro(10, 0.7), 4)
-    training = fit(X, model, lam, window=4, exponential=True, batch_size=B, key=KEY).finish()
+    options = {"window": 4, "exponential": True, "rho": robbins_monro(10, 0.7)}
+    training = fit(X, model, lam, batch_size=B, key=KEY, **options).finish()
     np.testing.assert_allclose(training.params, expected.params, rtol=2e-3)
+
+
+def test_default_step_sizes_are_for_the_number_of_minibatches_in_a_pass(X, lam):
+    model = LDA(0.3, 0.2, D)
+    options = {"batch_size": B, "key": KEY, "steps": 3, "threads": 1}
+    plain = fit(X, model, lam, **options).finish().params
+    np.testing.assert_array_equal(plain, fit(X, model, lam, rho=robbins_monro(D / B, 0.7), **options).finish().params)
 
 
 INTERRUPTED = """
