@@ -26,10 +26,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from benchmark import machine, spread
+from benchmark import spread
 from bias_variance import advance, begin, reported, thin, without_info
 from jax.tree_util import Partial
-from study import Results, arguments, corpus_name, label_ends, load, pyplot
+from study import Results, arguments, check_corpus, corpus_name, label_ends, load, pyplot, where
 
 from smoothgrad_jax import (
     LDA,
@@ -463,12 +463,13 @@ def run_missing(results, args):
     config = config._replace(steps=args.steps or config.steps)
     data = load(args.corpus, config.held_out, config.documents)
     plain = {key: list(value) if isinstance(value, tuple) else value for key, value in config._asdict().items()}
+    check_corpus(results, data.facts())
     if results.facts.get("config") != plain:
         results.facts, results.runs = {"seconds": {}}, []
     results.facts |= {
         "config": plain,
         "corpus": data.facts(),
-        "machine": machine(),
+        "machine": where(),
         "steps": thin(config.steps, POINTS).tolist(),
     }
     todo = [(f"{method} {seed}", (compare, method, seed)) for seed in config.seeds for method in METHODS]

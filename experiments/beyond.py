@@ -121,11 +121,12 @@ def draw(results: Results, path) -> None:
             colour = "tab:red" if name == "adaptive" else "black"
             top.plot(scores, np.full(len(scores), row), "o", color=colour, markersize=4, alpha=0.7)
             top.plot([scores.mean()] * 2, [row - 0.3, row + 0.3], color=colour, linewidth=1.5)
-        top.set_yticks(range(len(found)), found)
+        top.set_yticks(range(len(found)), [n if len(found[n]) > 1 else f"{n} (one seed)" for n in found])
+        top.locator_params(axis="x", nbins=4)
         top.invert_yaxis()
         top.tick_params(axis="y", length=0)
-        top.set_title(regime)
-        top.set_xlabel("held-out log p(word), mean (grey: seeds of the best fixed window)")
+        top.set_title(regime.replace("^−0.7", "$^{-0.7}$"))
+        top.set_xlabel("held-out log p(word), mean")
         adaptive = ways(bases[regime])["adaptive"]
         for seed, line in zip(SEEDS, ("-", "--", ":"), strict=True):
             run = results.find(adaptive._replace(seed=seed))
@@ -138,7 +139,7 @@ def draw(results: Results, path) -> None:
         below.set_ylabel("L chosen")
         below.legend(frameon=False, fontsize=8)
     corpus = results.facts["corpus"]
-    title = f"{corpus['name']}: {corpus['documents']:,} documents, {corpus['words']:,} words"
+    title = f"{corpus['name']}: {corpus['documents']:,} documents; bars: means, grey: seeds of the best fixed window"
     figure.suptitle(title, x=0.01, ha="left")
     figure.savefig(path)
 

@@ -23,12 +23,23 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from benchmark import machine
 from jax.tree_util import Partial
-from study import Results, arguments, corpus_name, label_ends, pyplot, read
+from study import Results, arguments, check_corpus, corpus_name, label_ends, pyplot, read, where
 
-from smoothgrad_jax import LDA, count_negative, diagnostics, global_step, init, init_topics, local_step, pack
+from smoothgrad_jax import (
+    LDA,
+    Corpus,
+    __version__,
+    count_negative,
+    diagnostics,
+    global_step,
+    init,
+    init_topics,
+    local_step,
+    pack,
+)
 from smoothgrad_jax import bias_variance as measure_errors
+from smoothgrad_jax.saved import fingerprint
 
 WARMUPS = ("zeros", "mean")
 CURVES = ("squared_bias", "variance", "squared_error")
@@ -465,24 +476,28 @@ def run(results, args):
     config = config._replace(steps=args.steps or config.steps)
     name, X = read(args.corpus)
     X = X[: config.documents]
+    corpus = {
+        "name": name,
+        "documents": X.shape[0],
+        "words": X.shape[1],
+        "fingerprint": fingerprint(Corpus.of(X))[:16],
+    }
     plain = {key: list(value) if isinstance(value, tuple) else value for key, value in config._asdict().items()}
+    check_corpus(results, corpus)
     if results.facts.get("config") != plain:
         results.facts, results.runs = {}, []
-    results.facts |= {
-        "config": plain,
-        "corpus": {"name": name, "documents": X.shape[0], "words": X.shape[1]},
-        "machine": machine(),
-    }
+    results.facts |= {"config": plain, "corpus": corpus, "machine": where()}
     done = results.facts.get("verdicts", {})
     for warmup in WARMUPS:
         scratch = pathlib.Path(tempfile.gettempdir()) / "smoothgrad-studies"
-        scratch = scratch / f"{results.path.stem}_{warmup}_{config.steps}.npz"
+        scratch = scratch / f"{results.path.stem}_{warmup}_{config.steps}_{corpus['fingerprint']}_{__version__}.npz"
         if done.get(warmup, {}).get("steps") == config.steps and not scratch.exists():
             continue
         measured = measure(X, config, warmup, scratch)
         keep(results, config, warmup, measured)
         if measured.cut:
             sys.exit(f"interrupted at step {measured.found.shape[-1]:,}: the same command goes on")
+        scratch.unlink()  # what was measured is in the results
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ SMALL = Setting(rho=1e-2, batch_size=100, topics=20, alpha=0.1, eta=0.1, passes=
 
 def settings(base: Setting, constant: float) -> list[Setting]:
     """All runs of the study: the seed of every length first."""
-    one = [base._replace(rho=constant, window=L, slots="uint8" if L in BYTES else "float32") for L in LENGTHS]
+    lengths = [L for L in LENGTHS if base != SMALL or L in (*REPEATED, math.inf)]  # longer than a small run is ∞
+    one = [base._replace(rho=constant, window=L, slots="uint8" if L in BYTES else "float32") for L in lengths]
     decreasing = [base._replace(rho=DECREASING, window=L) for L in (*REPEATED, math.inf)]
     more = [run._replace(seed=seed) for seed in SEEDS[1:] for run in one if run.window in REPEATED]
     return [*one, *decreasing, *more]
@@ -50,17 +51,18 @@ def verdict(results: Results) -> list[str]:
         if setting.seed == 0 and results.find(setting):
             finals = results.finals(setting, SEEDS)
             rho = f"ρ = {setting.rho:g}" if np.ndim(setting.rho) == 0 else "ρ_t = ({:g} + t)^−{:g}".format(*setting.rho)
-            spread = f", seeds {np.array2string(np.sort(finals), precision=3)}" if len(finals) > 1 else ""
-            lines.append(f"{rho}, L = {name(setting.window)}: {finals.mean():.4f}{spread}")
+            seeds = f"mean of {len(finals)} seeds, " if len(finals) > 1 else ""
+            each = ", ".join(f"{final:.4f}" for final in finals)
+            lines.append(f"{rho}, L = {name(setting.window)}: {finals.mean():.4f} ({seeds}seed 0 first: {each})")
     constant = [setting for setting in chosen(results) if np.ndim(setting.rho) == 0]
     plain = next(setting for setting in constant if setting.window == 1)
-    for other in (setting for setting in constant if setting.window in REPEATED[1:] and setting.seed == 0):
+    for other in (setting for setting in constant if setting.window != 1 and setting.seed == 0):
         pairs = [(results.find(other._replace(seed=seed)), results.find(plain._replace(seed=seed))) for seed in SEEDS]
         gains = [a["curve"][-1]["score"] - b["curve"][-1]["score"] for a, b in pairs if a and b]
         if gains:
             better = sum(gain > 0 for gain in gains)
             lines.append(
-                f"L = {other.window:g} against L = 1, same seed: {better} of {len(gains)} better, "
+                f"L = {name(other.window)} against L = 1, same seed: {better} of {len(gains)} better, "
                 f"gains {', '.join(f'{gain:+.4f}' for gain in gains)}"
             )
     return lines
@@ -92,10 +94,11 @@ def draw(results: Results, path) -> None:
             axes.plot(passes, scores.mean(0), **style)
             if len(scores) > 1:
                 axes.fill_between(passes, scores.min(0), scores.max(0), color=style["color"], alpha=0.15, linewidth=0)
-            ends.append((passes[-1], scores.mean(0)[-1], f"L = {name(setting.window)}", style["color"]))
+            seeds = "" if len(scores) > 1 or decreasing else " (one seed)"
+            ends.append((passes[-1], scores.mean(0)[-1], f"L = {name(setting.window)}{seeds}", style["color"]))
             shown.append(scores[:, max(1, len(passes) // 10) :])
         constant = next((s.rho for s in runs if np.ndim(s.rho) == 0), None)
-        axes.set_title("ρ = (64 + t)$^{-0.7}$" if decreasing else f"ρ = {constant:g}, shaded: three seeds")
+        axes.set_title("ρ = (64 + t)$^{-0.7}$, one seed" if decreasing else f"ρ = {constant:g}, shaded: three seeds")
         axes.set_xlabel("effective passes over the corpus")
         all_ends.append(ends)
     low, high = min(map(np.min, shown)), max(map(np.max, shown))

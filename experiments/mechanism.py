@@ -144,14 +144,14 @@ def draw(results: Results, path) -> None:
     axes.spines["left"].set_visible(False)
     axes.set_xlabel("gain over L = 1 of the same seed, nats a word")
     corpus, passes = results.facts["corpus"], max(run["setting"]["passes"] for run in results.runs)
-    axes.set_title(f"{corpus['name']}, after {passes:g} pass{'es' if passes != 1 else ''}")
+    axes.set_title(f"{corpus['name']}, {passes:g} passes. Dots: seeds, bars: means, grey: placebo")
     for run in results.runs:
         plain = run["setting"]["window"] == 1
         end = run["curve"][-1]
         right.plot(end["topics"], end["score"], "o" if plain else "x", color="black" if plain else "tab:blue", ms=4)
     right.set_xlabel("topics in use at the end")
     right.set_ylabel("held-out log p(word), mean")
-    right.set_title("every run: L = 1 (dots), windows (crosses)")
+    right.set_title("every run: L = 1 (dots), windows (×)")
     figure.savefig(path)
 
 

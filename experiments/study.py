@@ -13,7 +13,6 @@ import argparse
 import concurrent.futures
 import datetime
 import hashlib
-import io
 import json
 import math
 import multiprocessing
@@ -24,6 +23,7 @@ import signal
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -46,13 +46,13 @@ from smoothgrad_jax import (
     seed_topics,
     split_documents,
 )
-from smoothgrad_jax.progress import watch
+from smoothgrad_jax.progress import describe
 from smoothgrad_jax.saved import fingerprint
 from smoothgrad_jax.store import open_folder
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 GENERATED = "generated"
-_CHECKPOINT_EVERY = 60.0  # seconds
+_CHECKPOINT_EVERY, _SHOW_EVERY = 60.0, 10.0  # seconds
 _LONGEST_CHECKPOINT = 1_000  # slots; ten thousand are gigabytes, and written slower than trained
 _SEEDING = 20_000  # documents that topics lean to are among so many
 
@@ -96,10 +96,12 @@ class Setting(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What differs from the defaults, in a few words."""
-        ours = self._asdict()
-        changed = [f"{name}={ours[name]}" for name, default in Setting().items() if ours[name] != default]
-        return " ".join(["L=∞" if self.window == math.inf else f"L={self.window:g}", *changed]).replace("'", "")
+        """Window, step size and seed, and what else differs from the defaults, in a few words."""
+        ours, first = self._asdict(), ("rho", "seed")
+        hidden = (*first, "topics", "alpha", "eta", "passes", "scores")
+        changed = [name for name, default in Setting().items() if ours[name] != default and name not in hidden]
+        length = "∞" if self.window == math.inf else f"{self.window:g}"
+        return ", ".join([f"L = {length}", *(f"{name} = {ours[name]}" for name in (*first, *changed))])
 
     def items(self) -> Iterable[tuple[str, Any]]:
         """Names and values, but the window."""
@@ -120,6 +122,7 @@ class Data(NamedTuple):
             "documents": self.corpus.num_docs,
             "words": self.corpus.num_words,
             "held_out": self.halves[0].shape[0],
+            "fingerprint": fingerprint(self.corpus)[:16],
         }
 
 
@@ -130,18 +133,25 @@ def read(path: pathlib.Path | None) -> tuple[str, scipy.sparse.csr_array]:
     if (path / "manifest.json").exists():
         corpus = open_folder(path).corpus
         return path.name, scipy.sparse.csr_array((corpus.data, corpus.indices, corpus.indptr), corpus.shape)
-    path = path / "bow.npz" if path.is_dir() else path
+    file = path / "bow.npz" if path.is_dir() else path
+    if not file.exists():
+        sys.exit(
+            f"{path}: there is no such file" if file == path else f"{path}: neither bow.npz nor manifest.json there"
+        )
     try:
-        return path.resolve().parent.name, scipy.sparse.load_npz(path).tocsr()
-    except (OSError, ValueError) as error:
-        sys.exit(f"{path}: expected a matrix documents × words written by scipy.sparse.save_npz: {error}")
+        if not zipfile.is_zipfile(file):
+            raise ValueError("this is no .npz file")
+        return corpus_name(file), scipy.sparse.load_npz(file).tocsr()
+    except (OSError, ValueError, KeyError) as error:
+        sys.exit(f"{file}: expected a matrix documents × words written by scipy.sparse.save_npz: {error}")
 
 
 def corpus_name(path: pathlib.Path | None) -> str:
     """The name that :func:`read` gives a corpus, also where it is not any more."""
     if path is None:
         return GENERATED
-    return path.resolve().parent.name if path.suffix == ".npz" else path.resolve().name
+    path = path.resolve()
+    return path.parent.name if path.name == "bow.npz" else path.stem
 
 
 def load(path: pathlib.Path | None, held_out: int, documents: int | None = None) -> Data:
@@ -196,10 +206,13 @@ def _train(data, setting, scratch, stopped):
     )
     curve = list(last.history) if last else []
     written, begun = time.monotonic(), time.perf_counter()
-    log = io.TextIOWrapper(sys.stderr.buffer, write_through=True)  # no terminal: several runs would share one bar
-    log.isatty = lambda: False
+    shown = time.monotonic()
     try:
-        for report in watch(training, steps=steps, stream=log, label=f"{data.name} {setting.label}"):
+        for report in training:
+            if time.monotonic() - shown >= _SHOW_EVERY:  # a line and no bar: several runs share the screen
+                shown = time.monotonic()
+                told = report._replace(passes=report.step * setting.batch_size / corpus.num_docs)
+                print(f"  {setting.label}: {describe(told)}", file=sys.stderr, flush=True)
             if report.score is not None:
                 chosen = {} if setting.kind != "adaptive" else {"window": report.window}
                 used = round(_topics_used(training.params, setting.eta), 2)
@@ -215,8 +228,6 @@ def _train(data, setting, scratch, stopped):
         if checkpoints:
             checkpoints.write(training, {}, curve)
         raise
-    finally:
-        log.detach()
     if checkpoints:
         shutil.rmtree(scratch, ignore_errors=True)
     return {
@@ -333,6 +344,7 @@ def _plain(setting):
 def run_all(results: Results, data: Data, settings: Iterable[Setting], jobs: int) -> None:
     """Make the runs that are missing, ``jobs`` at a time, each in a process of its own."""
     todo = [setting for setting in dict.fromkeys(settings) if results.find(setting) is None]
+    check_corpus(results, data.facts())
     if not todo:
         return
     results.facts = {"corpus": data.facts(), "machine": where()}
@@ -349,12 +361,19 @@ def run_all(results: Results, data: Data, settings: Iterable[Setting], jobs: int
             run, setting = future.result(), futures[future]
             results.add(run)
             done += _cost(setting)
-            left = (time.monotonic() - begun) * (work / done - 1) / 60
-            print(f"{setting.label}: {run['curve'][-1]['score']:.4f}, {left:.0f} min left", flush=True)
+            left, number = (
+                (time.monotonic() - begun) * (work / done - 1),
+                len(todo) - sum(not f.done() for f in futures),
+            )
+            score = run["curve"][-1]["score"]
+            print(f"{number}/{len(todo)} {setting.label}: {score:.4f}, {left:.0f} s left", flush=True)
     except KeyboardInterrupt:
+        print("stopping: runs under way write a checkpoint …", file=sys.stderr, flush=True)
         stop.set()
         pool.shutdown(cancel_futures=True)
-        sys.exit(f"interrupted: {len(results.runs)} runs are in {results.path}; the same command goes on")
+        kept = f"{len(results.runs)} runs are in {results.path}" if results.runs else "no run has ended yet"
+        print(f"interrupted: {kept}; the same command goes on", file=sys.stderr)
+        sys.exit(130)
     finally:
         stop.set()
         pool.shutdown(cancel_futures=True)
@@ -367,6 +386,13 @@ def _receive(*received):
     global _received
     _received = received
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent tells when to stop
+
+
+def check_corpus(results: Results, corpus: dict[str, Any]) -> None:
+    """Refuse to mix the runs of two corpora of one name."""
+    kept = results.facts.get("corpus", {})
+    if any(kept[name] != corpus[name] for name in kept.keys() & corpus.keys()):
+        sys.exit(f"{results.path}: these results are of another corpus with this name, {kept}; choose other --results")
 
 
 def where() -> dict[str, Any]:
@@ -417,7 +443,11 @@ class Study(NamedTuple):
 def arguments(text: str) -> argparse.ArgumentParser:
     """The options that every study has."""
     parser = argparse.ArgumentParser(description=text.split("\n")[0])
-    parser.add_argument("--corpus", type=pathlib.Path, help="documents × words (bow.npz), or a converted folder")
+    parser.add_argument(
+        "--corpus",
+        type=pathlib.Path,
+        help="documents × words (bow.npz), or a converted folder; without it documents are generated",
+    )
     parser.add_argument("--results", type=pathlib.Path, default=RESULTS, help="folder of results and figures")
     parser.add_argument("--draw", action="store_true", help="verdict and figure from the results alone")
     return parser
@@ -427,8 +457,10 @@ def main(study: Study, text: str) -> None:
     """Run what is missing, say the verdict, draw the figure."""
     parser = arguments(text)
     parser.add_argument("--jobs", type=int, default=len(available_cores()), help="runs at a time, a core each")
-    parser.add_argument("--passes", type=float, help="other than the study has")
+    parser.add_argument("--passes", type=float, help="over a corpus, other than the study has")
     args = parser.parse_args()
+    if args.passes and not args.corpus:
+        parser.error("--passes is for a corpus: the small study of generated documents is as it is")
     if args.draw:
         results = Results(args.results / f"{study.name}_{corpus_name(args.corpus)}.json")
         if not results.runs:

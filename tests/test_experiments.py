@@ -237,3 +237,22 @@ def test_bad_corpora_are_one_line(tmp_path):
     scipy.sparse.save_npz(tmp_path / "bow.npz", documents(5).tocsr())
     with pytest.raises(SystemExit, match="5 documents are too few to hold 10 of them out"):
         study.load(tmp_path, 10)
+    with pytest.raises(SystemExit, match="no such file"):
+        study.load(tmp_path / "nothing.npz", 10)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SystemExit, match="neither bow"):
+        study.load(tmp_path / "empty", 10)
+
+
+def test_corpora_are_not_mixed(tmp_path, data):
+    assert study.corpus_name(Path("x/arxiv/bow.npz")) == study.corpus_name(Path("x/arxiv")) == "arxiv"
+    assert study.corpus_name(Path("x/arxiv.npz")) == "arxiv"
+    results = Results(tmp_path / "study.json")
+    study.check_corpus(results, data.facts())
+    results.facts["corpus"] = data.facts()
+    study.check_corpus(results, data.facts())
+    X = documents(200)
+    X.data[0] += 1
+    other = data._replace(corpus=Corpus.of(X))
+    with pytest.raises(SystemExit, match="another corpus with this name"):
+        study.check_corpus(results, other.facts())
