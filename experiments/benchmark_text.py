@@ -46,7 +46,7 @@ def estimator(args):
 
     for path in args.paths:
         X, halves = load(path, args.documents, args.held_out)
-        same = {"doc_topic_prior": 1 / args.topics, "topic_word_prior": 0.1, "batch_size": 256, "max_iter": args.passes}
+        same = {"doc_topic_prior": 0.1, "topic_word_prior": 0.1, "batch_size": 256, "max_iter": args.passes}
         same |= {"learning_offset": 64.0, "learning_decay": 0.7}
         found = {"ours": [], "theirs": []}
         for seed in range(args.repeats):
