@@ -258,6 +258,7 @@ def test_slots_are_kept_only_as_long_as_the_window_is(run):
         assert len(training.state.slots) <= progress.window
 
 
+@pytest.mark.slow
 def test_statistics_that_are_not_finite_begin_the_rule_anew(run):
     bad = run.batches[3]._replace(counts=np.where(run.batches[3].counts > 0, np.inf, 0).astype(np.float32))
     training = fit([*run.batches[:3], bad, *run.batches[4:]], LDA(0.3, 0.2, D), run.lam, window=WINDOW, threads=1)

@@ -192,6 +192,7 @@ def test_learned_priors(X):
     assert purity(model.components_) > 0.8  # of the rarest topic
 
 
+@pytest.mark.slow
 def test_a_prior_for_every_word_or_topic(X):
     eta = np.full(X.shape[1], 0.05)
     one = SmoothedLDA(K, topic_word_prior=0.05, batch_size=200, max_iter=1, random_state=0).fit(X)

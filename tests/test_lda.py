@@ -115,6 +115,7 @@ def test_elbo_is_accurate_in_float32(prior, scale, corpus, rng):
     assert float(got) == pytest.approx(expected, rel=3e-6)
 
 
+@pytest.mark.slow
 def test_elbo_of_all_minibatches_averages_to_the_whole(x64, lam, corpus):
     """An unbiased estimate: the mean over the parts of the corpus is the bound of the whole."""
     X = csr_of(corpus)
@@ -243,6 +244,7 @@ def test_no_topic_is_lost_to_underflow(rng):
     np.testing.assert_allclose(np.asarray(stats).sum(0), per_topic, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_very_long_document(x64, rng):
     V = 5000
     lam = rng.gamma(0.5, 4, (V, 3)) + 0.1

@@ -73,9 +73,13 @@ WINDOWS = {
     "bfloat16": {"window": phase_out(4, 3, 9), "threads": 1, "dtype": jnp.bfloat16},
     "exponential": {"window": 3, "exponential": True},
 }
+SLOW = ("L=1", "bfloat16")
 
 
-@pytest.mark.parametrize("options", WINDOWS.values(), ids=WINDOWS)
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param(each, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, each in WINDOWS.items()],
+)
 def test_a_run_goes_on_from_any_checkpoint_to_the_same_bits(X, tmp_path, options):
     model, lam = LDA(0.3, 0.2, D), init_topics(jax.random.key(0), V, K)
     options = options | {"batch_size": B, "key": KEY, "every": 1}

@@ -104,7 +104,7 @@ def test_window_mean_averages(rng):
     assert int(state.count) == 7
 
 
-@pytest.mark.parametrize("length", [1, 4, math.inf])
+@pytest.mark.parametrize("length", [pytest.param(1, marks=pytest.mark.slow), 4, math.inf])
 @pytest.mark.parametrize("warmup", ["mean", "zeros"])
 def test_same_parameters_as_global_step(length, warmup, rng):
     prior = {"a": 0.5, "b": 0.1}
