@@ -151,7 +151,7 @@ def measure(X: Any, config: Config, warmup: str, scratch: pathlib.Path) -> Measu
       X: Documents × words.
       config: The study.
       warmup: As in the package.
-      scratch: A file for what is needed to go on; when the runs have ended, only the curves stay in it.
+      scratch: A file for what is needed to go on.
     """
     lam = init_topics(jax.random.key(config.seed), X.shape[1], config.topics)
     lengths, rhos = (jnp.asarray(x, float) for x in (config.lengths, [config.rho] * len(config.lengths)))
@@ -160,8 +160,6 @@ def measure(X: Any, config: Config, warmup: str, scratch: pathlib.Path) -> Measu
         like = jax.eval_shape(partial(begin, capacity=max(config.lengths)), lam, lengths)
         states, (found, before, _) = go_on(scratch, like)
         first, parts = found.shape[-1], [found]
-        if first == config.steps:
-            return Measured(found, before)
         print(f"{warmup}: goes on from step {first:,}", flush=True)
     model = LDA(config.alpha, config.eta, float(X.shape[0]))
     rows = np.random.default_rng(config.seed).integers(0, X.shape[0], (config.steps, config.batch_size))
@@ -181,8 +179,7 @@ def measure(X: Any, config: Config, warmup: str, scratch: pathlib.Path) -> Measu
                 save(scratch, states, so_far())
                 saved = time.monotonic()
             if interrupted.is_set():
-                return so_far(cut=True)
-    save(scratch, None, so_far())
+                return so_far(cut=stop < config.steps)
     return so_far()
 
 
@@ -196,11 +193,9 @@ def save(path: pathlib.Path, states: Any, measured: Measured) -> None:
 
 
 def go_on(path: pathlib.Path, like: Any) -> tuple[Any, Measured]:
-    """What :func:`save` wrote; the states are None where the runs have ended."""
+    """What :func:`save` wrote."""
     with np.load(path) as kept:
         measured = Measured(kept["found"], float(kept["seconds"]))
-        if "arr_0" not in kept:
-            return None, measured
         leaves = [jnp.array(kept[f"arr_{i}"]) for i in range(len(jax.tree.leaves(like)))]
         return jax.tree.unflatten(jax.tree.structure(like), leaves), measured
 
@@ -491,13 +486,13 @@ def run(results, args):
     for warmup in WARMUPS:
         scratch = pathlib.Path(tempfile.gettempdir()) / "smoothgrad-studies"
         scratch = scratch / f"{results.path.stem}_{warmup}_{config.steps}_{corpus['fingerprint']}_{__version__}.npz"
-        if done.get(warmup, {}).get("steps") == config.steps and not scratch.exists():
+        if done.get(warmup, {}).get("steps") == config.steps:
             continue
         measured = measure(X, config, warmup, scratch)
         keep(results, config, warmup, measured)
         if measured.cut:
             sys.exit(f"interrupted at step {measured.found.shape[-1]:,}: the same command goes on")
-        scratch.unlink()  # what was measured is in the results
+        scratch.unlink(missing_ok=True)  # what was measured is in the results
 
 
 if __name__ == "__main__":

@@ -344,10 +344,11 @@ def _plain(setting):
 def run_all(results: Results, data: Data, settings: Iterable[Setting], jobs: int) -> None:
     """Make the runs that are missing, ``jobs`` at a time, each in a process of its own."""
     todo = [setting for setting in dict.fromkeys(settings) if results.find(setting) is None]
-    check_corpus(results, data.facts())
+    corpus = data.facts()
+    check_corpus(results, corpus)
     if not todo:
         return
-    results.facts = {"corpus": data.facts(), "machine": where()}
+    results.facts = {"corpus": corpus, "machine": where()}
     scratch = pathlib.Path(tempfile.gettempdir()) / "smoothgrad-studies" / results.path.stem
     begun, work = time.monotonic(), sum(map(_cost, todo))
     print(f"{data.name}: {len(todo)} runs to make, {jobs} at a time; Ctrl-C keeps what is done", flush=True)
@@ -356,23 +357,19 @@ def run_all(results: Results, data: Data, settings: Iterable[Setting], jobs: int
     stop = context.Event()
     pool = concurrent.futures.ProcessPoolExecutor(jobs, context, initializer=_receive, initargs=(data, stop))
     try:
-        futures = {pool.submit(_job, setting, scratch): setting for setting in todo}
+        # A checkpoint is of this setting, these documents and this code.
+        names = [hashlib.sha256(repr((s, corpus["fingerprint"], __version__)).encode()).hexdigest()[:16] for s in todo]
+        futures = {pool.submit(_job, s, scratch / name): s for s, name in zip(todo, names, strict=True)}
         for future in concurrent.futures.as_completed(futures):
             run, setting = future.result(), futures[future]
             results.add(run)
             done += _cost(setting)
-            left, number = (
-                (time.monotonic() - begun) * (work / done - 1),
-                len(todo) - sum(not f.done() for f in futures),
-            )
-            score = run["curve"][-1]["score"]
+            left = (time.monotonic() - begun) * (work / done - 1)
+            number, score = sum(each.done() for each in futures), run["curve"][-1]["score"]
             print(f"{number}/{len(todo)} {setting.label}: {score:.4f}, {left:.0f} s left", flush=True)
     except KeyboardInterrupt:
-        print("stopping: runs under way write a checkpoint …", file=sys.stderr, flush=True)
-        stop.set()
-        pool.shutdown(cancel_futures=True)
         kept = f"{len(results.runs)} runs are in {results.path}" if results.runs else "no run has ended yet"
-        print(f"interrupted: {kept}; the same command goes on", file=sys.stderr)
+        print(f"interrupted: {kept}; the same command goes on. Checkpoints are written …", file=sys.stderr, flush=True)
         sys.exit(130)
     finally:
         stop.set()
@@ -411,9 +408,7 @@ def _job(setting, scratch):
 
     if stopped():  # the pool hands out one run more than it has workers
         raise KeyboardInterrupt
-    # A checkpoint is of this setting, these documents and this code.
-    name = hashlib.sha256(repr((setting, fingerprint(data.corpus), __version__)).encode()).hexdigest()[:16]
-    return train(data, setting, scratch / name, stopped)
+    return train(data, setting, scratch, stopped)
 
 
 def _cost(setting):
