@@ -18,8 +18,8 @@ def kl_divergence(a, b):
     return normalisers + ((a - b) * expected_log(a)).sum()
 
 
-def fit_document(alpha, lam, words, counts, tol, max_iter, relaxation=1.6):
-    """γ, the responsibilities φ under it, and the number of updates; plain coordinate ascent with relaxation=1."""
+def fit_document(alpha, lam, words, counts, tol, max_iter, momentum=0.25):
+    """γ, the responsibilities φ under it, and the number of updates; plain coordinate ascent with momentum=0."""
     lam, counts = np.asarray(lam, np.float64), np.asarray(counts, np.float64)
     num_topics = lam.shape[1]
     alpha = np.broadcast_to(np.asarray(alpha, np.float64), num_topics)
@@ -29,10 +29,12 @@ def fit_document(alpha, lam, words, counts, tol, max_iter, relaxation=1.6):
         log_phi = expected_log(gamma) + log_beta
         return np.exp(log_phi - logsumexp(log_phi, axis=1, keepdims=True))
 
-    point = gamma = alpha + counts.sum() / num_topics
+    before = point = gamma = alpha + counts.sum() / num_topics
     iterations, change = 0, np.inf
     while len(words) and change >= tol and iterations < max_iter:
-        point = np.maximum(point + relaxation * (gamma - point), alpha)
+        b = min(iterations / 40, momentum)
+        step = (1 + np.sqrt(b)) ** 2 * (gamma - point) + b * (point - before)
+        before, point = point, np.maximum(point + step, alpha)
         gamma = alpha + counts @ responsibilities(point)
         change, iterations = np.abs(gamma - point).mean(), iterations + 1
     if not len(words):

@@ -54,12 +54,12 @@ def test_local_step_is_the_transcription_in_float64(x64, lam, corpus, alpha):
     assert 0 < float(info.change) < 1e-3
 
 
-def test_over_relaxation_changes_the_path_and_not_the_goal(x64, lam, corpus):
+def test_momentum_changes_the_path_and_not_the_goal(x64, lam, corpus):
     """Plain coordinate ascent arrives at the same γ, and needs more updates to come as close."""
-    plain = [oracle.fit_document(0.3, lam, *document, 1e-10, 9000, relaxation=1.0) for document in corpus]
+    plain = [oracle.fit_document(0.3, lam, *document, 1e-10, 9000, momentum=0) for document in corpus]
     _, info = local_step(LDA(0.3, 0.1, B), lam, pack(corpus, num_words=V), tol=1e-10, max_iter=9000)
     np.testing.assert_allclose(info.gamma, np.array([gamma for gamma, *_ in plain]), rtol=1e-5, atol=1e-6)
-    assert np.sum(info.iterations) < 0.8 * sum(iterations for *_, iterations in plain)
+    assert np.sum(info.iterations) < 0.6 * sum(iterations for *_, iterations in plain)
 
 
 @pytest.mark.parametrize("max_iter", [0, 1, 7])
