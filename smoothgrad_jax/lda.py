@@ -26,6 +26,7 @@ References: Blei, Ng and Jordan, *Latent Dirichlet Allocation*, JMLR 2003; Hoffm
 Latent Dirichlet Allocation*, NIPS 2010.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -70,6 +71,7 @@ class LocalInfo(NamedTuple):
     change: jax.Array
 
 
+@partial(jax.jit, static_argnames=("num_words", "num_topics", "dtype"))
 def init_topics(key: jax.Array, num_words: int, num_topics: int, dtype: Any = jnp.float32) -> jax.Array:
     """Random λ [V, K] with mean 1 and standard deviation 0.1, near Gamma(100, 1/100), to start from."""
     # Wilson and Hilferty: the cube root of a Gamma variable is nearly normal. Fifty times faster than a Gamma sampler.

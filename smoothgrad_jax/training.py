@@ -396,10 +396,11 @@ def _whole(name, value):
 def _values(name, value, first, check):
     """The numbers of a schedule from a step on, checked; computed many at a time, as each alone costs a dispatch."""
 
+    many = jax.jit(jax.vmap(lambda step: jnp.asarray(value(step), float)))
+
     def chunk(start):
-        steps = jnp.arange(start, start + _AHEAD)
         try:
-            values = np.asarray(jax.vmap(lambda step: jnp.asarray(value(step), float))(steps))
+            values = np.asarray(many(np.arange(start, start + _AHEAD)))
         except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError):
             values = np.array([value(step) for step in range(start, start + _AHEAD)], float)  # plain Python
         values = values[max(first - start, 0) :]
