@@ -10,9 +10,10 @@ leaves λ with this share of its variance:
 
 which at ρ = 10⁻³ and L = 10 is 0.997: no gain to speak of. So one thing is changed at a time, always with the same
 seeds and documents, and compared with L = 1 of the same kind: ρ and L, both warm-ups, the window in the first steps
-only or in all but those, the batch size, where λ starts, double precision; and a placebo, L = 1 from a λ that
-differs by a thousandth, which shows what chance does. "Wide" takes one step on ten times the documents before the run
-begins: ten minibatches that are all fitted under the first λ, without any window.
+only or in all but those, the batch size, where λ starts, double precision, a vocabulary so small that every minibatch
+has nearly all of it and Ŝ is not sparse; and a placebo, L = 1 from a λ that differs by a thousandth, which shows what
+chance does. "Wide" takes one step on ten times the documents before the run begins: ten minibatches that are all fitted
+under the first λ, without any window.
 """
 
 import math
@@ -23,6 +24,7 @@ from study import Results, Setting, Study, main, pyplot
 PAPER = Setting(passes=0.5)
 SMALL = Setting(rho=1e-2, batch_size=100, topics=20, alpha=0.1, eta=0.1, passes=2.0)
 SEEDS = (0, 1)
+FREQUENT = (1_000, 300)  # words
 PLACEBO = "L = 1 again, λ₀ off by 0.001"
 
 
@@ -68,6 +70,19 @@ def groups(base: Setting, seeds: tuple[int, ...]) -> dict[str, list[tuple[Settin
         plain._replace(batch_size=size * 10, rho=rho * 10),
         plain,
     )
+    few = base._replace(batch_size=size // 10)
+    for L in (10, 1):
+        conditions[f"L = {L}, B = {size // 10}, ρ = {rho:g}, against B = {size}, L = 1"] = (
+            few._replace(window=L),
+            plain,
+        )
+    conditions[f"L = 10, B = {size // 10}, ρ = {rho:g}"] = (few._replace(window=10), few._replace(window=1))
+    for number in FREQUENT:
+        dense = base._replace(frequent=number)
+        conditions[f"L = 10, the {number:,} most frequent words"] = (
+            dense._replace(window=10),
+            dense._replace(window=1),
+        )
     double = base._replace(precision="float64")
     conditions["L = 10, float64"] = (double._replace(window=10), double._replace(window=1))
     return {

@@ -74,6 +74,8 @@ class Setting(NamedTuple):
       jitter: Relative size of a disturbance of the first λ: what chance alone does to a score.
       slots: dtype of the stored statistics.
       precision: dtype of λ.
+      frequent: Only so many of the words, those of most documents; 0 for all. A minibatch then has nearly all of them,
+        and Ŝ hardly a row of zeros.
       scores: How often the held-out score is taken.
     """
 
@@ -92,6 +94,7 @@ class Setting(NamedTuple):
     jitter: float = 0.0
     slots: str = "float32"
     precision: str = "float32"
+    frequent: int = 0
     scores: int = 20
 
     @property
@@ -124,6 +127,15 @@ class Data(NamedTuple):
             "held_out": self.halves[0].shape[0],
             "fingerprint": fingerprint(self.corpus)[:16],
         }
+
+    def of_frequent_words(self, number: int) -> "Data":
+        """The same documents with only so many of the words, those that most documents have."""
+        corpus = self.corpus
+        X = scipy.sparse.csr_array((corpus.data, corpus.indices, corpus.indptr), corpus.shape)
+        in_documents = np.bincount(corpus.indices, minlength=corpus.num_words)
+        kept = np.sort(np.argsort(-in_documents, kind="stable")[:number])
+        observed, held_out = (half[:, kept] for half in self.halves)
+        return self._replace(corpus=Corpus.of(X[:, kept]), halves=(observed, held_out))
 
 
 def read(path: pathlib.Path | None) -> tuple[str, scipy.sparse.csr_array]:
@@ -178,6 +190,7 @@ def train(
       scratch: Folder of its checkpoints, which goes when the run has ended.
       stopped: Asked between reports; then the run ends with a checkpoint, as by Ctrl-C.
     """
+    data = data.of_frequent_words(setting.frequent) if setting.frequent else data
     with jax.enable_x64(setting.precision == "float64"):
         return _train(data, setting, scratch, stopped)
 

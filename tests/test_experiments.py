@@ -91,6 +91,7 @@ CHANGES = (
     {"warmup": "zeros"},
     {"window": math.inf},
     {"slots": "bfloat16"},
+    {"frequent": 10},
 )
 
 
@@ -108,6 +109,15 @@ def test_windows_only_at_first_or_later():
     later = study._window(Setting(window=10, kind="later", switch=5), 100)["window"]
     assert [int(first(t)) for t in (0, 4, 5, 9)] == [10, 10, 1, 1]
     assert [int(later(t)) for t in (0, 4, 5, 9)] == [1, 1, 10, 10]
+
+
+def test_only_the_words_of_most_documents():
+    X = scipy.sparse.csr_array([[9, 1, 0, 2], [0, 3, 1, 4], [0, 5, 1, 6], [0, 0, 0, 7]])
+    few = Data("tiny", Corpus.of(X), (X[:2], X[2:])).of_frequent_words(2)
+    corpus = scipy.sparse.csr_array((few.corpus.data, few.corpus.indices, few.corpus.indptr), few.corpus.shape)
+    np.testing.assert_array_equal(corpus.toarray(), [[1, 2], [3, 4], [5, 6], [0, 7]])
+    np.testing.assert_array_equal(few.halves[0].toarray(), [[1, 2], [3, 4]])
+    np.testing.assert_array_equal(few.halves[1].toarray(), [[5, 6], [0, 7]])
 
 
 def test_the_linear_picture_against_an_impulse_response():
