@@ -49,9 +49,10 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
     ----------
     n_components : int, default=10
         K, the number of topics.
-    window : int, float('inf') or callable, default=10
+    window : int, float('inf'), callable or Adaptive, default=10
         L: how many minibatches the statistics are averaged over. 1 is stochastic variational inference, ∞ the mean of
-        all so far; a function of the step number, such as ``smoothgrad_jax.phase_out(…)``, changes it on the way.
+        all so far; a function of the step number, such as ``smoothgrad_jax.phase_out(…)``, changes it on the way, and
+        ``smoothgrad_jax.Adaptive()`` finds it.
     doc_topic_prior : float, array of shape (n_components,), "auto" or None, default=None
         α. "auto" learns one number a topic. None is 0.1.
     topic_word_prior : float, array that broadcasts to (n_components, n_features), "auto" or None, default=None

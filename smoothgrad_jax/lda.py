@@ -87,7 +87,8 @@ def seed_topics(
     Topics that start alike, as those of :func:`init_topics`, are told apart by noise: some run ahead, take most of the
     corpus, and many of K stay empty. Of 50 topics of Reuters' news 24 were in effect used after five passes with that
     start, 38 with this one (exp of the entropy of their shares), and the held-out score rose from −6.906 to −6.829; of
-    100 topics of 20,000 arXiv abstracts after four passes 16 and 29, −7.668 and −7.645.
+    100 topics of 20,000 arXiv abstracts after four passes 16 and 29, −7.668 and −7.645. That is for small priors: with
+    α = η = 0.5, as in the paper, it scored −7.80 where noise scored −7.69 (all of arXiv, 1,000 steps).
 
     Args:
       key: A random key.

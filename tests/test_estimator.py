@@ -12,7 +12,18 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from smoothgrad_jax import LDA, SmoothedLDA, elbo, load_model, pack, phase_out, save_model, training, write_report
+from smoothgrad_jax import (
+    LDA,
+    Adaptive,
+    SmoothedLDA,
+    elbo,
+    load_model,
+    pack,
+    phase_out,
+    save_model,
+    training,
+    write_report,
+)
 from smoothgrad_jax.priors import fit_symmetric, mean_log
 
 K, WORDS = 4, 10  # every planted topic has ten words of its own
@@ -242,6 +253,14 @@ def test_a_model_that_can_be_saved(fitted, X, tmp_path):
 def test_a_window_that_changes(X):
     model = SmoothedLDA(K, window=phase_out(5, 4, 8), batch_size=50, max_iter=2, random_state=0).fit(X)
     assert model.n_batch_iter_ == 16
+
+
+def test_a_window_that_finds_its_length(X):
+    model = SmoothedLDA(K, window=Adaptive(16), random_state=0).fit(X)
+    assert purity(model.components_) > 0.95
+    half = clone(model).partial_fit(X[:200])
+    again = pickle.loads(pickle.dumps(half))
+    np.testing.assert_array_equal(again.partial_fit(X[200:]).components_, half.partial_fit(X[200:]).components_)
 
 
 def test_what_was_learned_stays_when_it_is_interrupted(X, monkeypatch):
