@@ -358,13 +358,22 @@ def scaled_topics(rows: jax.Array, total: jax.Array) -> tuple[jax.Array, jax.Arr
     # A barrier keeps XLA from computing what stands above it twice, once for the maximum and once for its use.
     # The largest e(λ) goes first: for λ = 1e-6 it is −1e6, and would swallow the digits of e(T).
     exponent = lax.optimization_barrier(dirichlet.exponent(rows))
-    largest = exponent.max(1, keepdims=True)
+    largest = _row_max(exponent)
     exponent = lax.optimization_barrier((exponent - largest) - dirichlet.exponent(total))
-    shift = exponent.max(1, keepdims=True)
+    shift = _row_max(exponent)
     scaled = (rows + dirichlet.SHIFT) * (1 / (total + dirichlet.SHIFT)) * jnp.exp(exponent - shift)
     scaled = lax.optimization_barrier(scaled)
-    peak = scaled.max(1, keepdims=True)
+    peak = _row_max(scaled)
     return _pad(scaled / peak), (largest + shift + jnp.log(peak))[:, 0]
+
+
+def _row_max(x):
+    """The largest of each row [n, 1]."""
+    # By halves, which overlap where the width is odd: XLA compares these eight at a time, and a row one by one.
+    while x.shape[1] > 8:
+        half = (x.shape[1] + 1) // 2
+        x = jnp.maximum(x[:, :half], x[:, -half:])
+    return x.max(1, keepdims=True)
 
 
 def topic_table(lam: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:

@@ -1,0 +1,123 @@
+"""Where the time of a training step goes, on one core.
+
+    python experiments/anatomy.py                             generated documents
+    python experiments/anatomy.py --corpus arxiv/bow.npz
+
+Topics are trained for a pass; then every program of a step is waited for and timed by itself, and the rows' program
+again with only one of its parts at work: values that leave the window, values that enter it, β̃ of the words to come.
+Medians and, in brackets, minima, in milliseconds.
+"""
+
+import argparse
+import os
+import pathlib
+import statistics
+import time
+
+import jax
+import numpy as np
+from study import read
+
+from smoothgrad_jax import LDA, Corpus, fit, init_topics, lda, robbins_monro, rows
+
+TOPICS, BATCH, WINDOW, STEPS = 100, 300, 10, 60
+PARTS = {"nothing": (0, 0, 0), "leave": (1, 0, 0), "enter": (0, 1, 0), "use": (0, 0, 1)}
+
+
+def timed(times, name, function):
+    """The function, which waits for its result and notes the seconds."""
+
+    def call(*args):
+        jax.block_until_ready(args)
+        begun = time.perf_counter()
+        result = jax.block_until_ready(function(*args))
+        times.setdefault(name, []).append(time.perf_counter() - begun)
+        return result
+
+    return call
+
+
+def in_parts(times, program):
+    """The rows' program, which before it works is timed on copies with only a part of the words each."""
+
+    def call(shard, stamps, slot, totals, leave, enter, use, eta):
+        for name, parts in PARTS.items():
+            sets = [
+                (words, num_used if part else np.int32(0), *rest)
+                for part, (words, num_used, *rest) in zip(parts, (leave, enter, use), strict=True)
+            ]
+            # It uses up what it is given.
+            copies = jax.tree.map(lambda x: jax.numpy.array(np.array(x)), (shard, stamps, slot, totals[:2]))
+            timed(times, f"rows: {name}", program)(*copies[:3], (*copies[3], *totals[2:]), *sets, eta)
+        return timed(times, "rows", program)(shard, stamps, slot, totals, leave, enter, use, eta)
+
+    return call
+
+
+def measure(corpus: Corpus, alpha: float, eta: float) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Seconds of every part of every step, and some facts."""
+    model = LDA(alpha, eta, corpus.num_docs)
+    options = {"batch_size": BATCH, "window": WINDOW, "threads": 1, "key": jax.random.key(0)}
+    training = fit(corpus, model, init_topics(jax.random.key(1), corpus.num_words, TOPICS), passes=1, **options)
+    *_, report = training
+    state = rows.init(training.params)
+    dealt, layout = rows.deal(lda.check(model, training.params), state), corpus.layout(BATCH)
+    rng, schedule = np.random.default_rng(0), robbins_monro(64 + training.step, 0.7)
+    times, used, evaluations = {}, [], []
+    programs = rows._rows, rows._documents
+    try:
+        for step in range(2 * WINDOW + STEPS):
+            batch = timed(times, "pack", corpus.pack)(rng.integers(0, corpus.num_docs, BATCH), layout)
+            share = timed(times, "share", rows.share)(batch, 1)
+            if step == 2 * WINDOW:  # the window is full, everything is compiled
+                times.clear()
+                rows._rows, rows._documents = in_parts(times, programs[0]), timed(times, "documents", programs[1])
+            state, info = rows.step(state, share, dealt, float(schedule(step)), WINDOW)
+            used.append(int(share.num_used.sum()))
+            evaluations.append(info.iterations / BATCH)
+    finally:
+        rows._rows, rows._documents = programs
+    facts = {
+        "words in a minibatch": statistics.mean(used),
+        "evaluations a document": statistics.mean(evaluations),
+        "documents/s of the pass": report.rate,
+    }
+    return times, facts
+
+
+def main():
+    """Measure and show."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument(
+        "--corpus", type=pathlib.Path, help="documents × words (bow.npz), or a converted folder; else generated"
+    )
+    parser.add_argument("--documents", type=int, default=30_000)
+    parser.add_argument("--alpha", type=float, default=0.5)
+    parser.add_argument("--eta", type=float, default=0.5)
+    args = parser.parse_args()
+    name, X = read(args.corpus)
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    times, facts = measure(Corpus.of(X[: args.documents]), args.alpha, args.eta)
+    print(f"{name}, V = {X.shape[1]:,}, K = {TOPICS}, B = {BATCH}, L = {WINDOW}, α = {args.alpha:g}, η = {args.eta:g}")
+    for fact, value in facts.items():
+        print(f"{fact:<46}{value:>10,.1f}")
+    idle = statistics.median(times["rows: nothing"])
+    labels = {
+        "pack": "pack the documents (in a thread, ahead)",
+        "share": "deal them out (in a thread, ahead)",
+        "documents": "documents: fit γ, sum Ŝ",
+        "rows": "rows",
+        "rows: nothing": "  of which without any row",
+        "rows: leave": "  values that leave the window",
+        "rows: enter": "  values that enter it",
+        "rows: use": "  rows brought up to date, and their β̃",
+    }
+    for key, label in labels.items():
+        less = idle if key.startswith("rows: ") and key != "rows: nothing" else 0
+        median, least = (1e3 * (f(times[key]) - less) for f in (statistics.median, min))
+        print(f"{label:<46}{median:>10.2f}  ({least:.2f})")
+
+
+if __name__ == "__main__":
+    main()
