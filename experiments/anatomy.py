@@ -46,9 +46,8 @@ def in_parts(times, program):
                 (words, num_used if part else np.int32(0), *rest)
                 for part, (words, num_used, *rest) in zip(parts, (leave, enter, use), strict=True)
             ]
-            # It uses up what it is given.
-            copies = jax.tree.map(lambda x: jax.numpy.array(np.array(x)), (shard, stamps, slot, totals[:2]))
-            timed(times, f"rows: {name}", program)(*copies[:3], (*copies[3], *totals[2:]), *sets, eta)
+            copies = jax.tree.map(lambda x: jax.numpy.array(np.array(x)), (shard, stamps, slot))  # which it uses up
+            timed(times, f"rows: {name}", program)(*copies, totals, *sets, eta)
         return timed(times, "rows", program)(shard, stamps, slot, totals, leave, enter, use, eta)
 
     return call
@@ -80,7 +79,7 @@ def measure(corpus: Corpus, alpha: float, eta: float) -> tuple[dict[str, list[fl
     facts = {
         "words in a minibatch": statistics.mean(used),
         "evaluations a document": statistics.mean(evaluations),
-        "documents/s of the pass": report.rate,
+        "documents/s at the end of the pass": report.rate,
     }
     return times, facts
 
@@ -102,7 +101,6 @@ def main():
     print(f"{name}, V = {X.shape[1]:,}, K = {TOPICS}, B = {BATCH}, L = {WINDOW}, α = {args.alpha:g}, η = {args.eta:g}")
     for fact, value in facts.items():
         print(f"{fact:<46}{value:>10,.1f}")
-    idle = statistics.median(times["rows: nothing"])
     labels = {
         "pack": "pack the documents (in a thread, ahead)",
         "share": "deal them out (in a thread, ahead)",
@@ -114,8 +112,8 @@ def main():
         "rows: use": "  rows brought up to date, and their β̃",
     }
     for key, label in labels.items():
-        less = idle if key.startswith("rows: ") and key != "rows: nothing" else 0
-        median, least = (1e3 * (f(times[key]) - less) for f in (statistics.median, min))
+        part = key.startswith("rows: ") and key != "rows: nothing"
+        median, least = (1e3 * (f(times[key]) - part * f(times["rows: nothing"])) for f in (statistics.median, min))
         print(f"{label:<46}{median:>10.2f}  ({least:.2f})")
 
 

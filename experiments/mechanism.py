@@ -10,10 +10,11 @@ leaves λ with this share of its variance:
 
 which at ρ = 10⁻³ and L = 10 is 0.997: no gain to speak of. So one thing is changed at a time, always with the same
 seeds and documents, and compared with L = 1 of the same kind: ρ and L, both warm-ups, the window in the first steps
-only or in all but those, the batch size, where λ starts, double precision, a vocabulary so small that every minibatch
-has nearly all of it and Ŝ is not sparse; and a placebo, L = 1 from a λ that differs by a thousandth, which shows what
-chance does. "Wide" takes one step on ten times the documents before the run begins: ten minibatches that are all fitted
-under the first λ, without any window.
+only or in all but those, the batch size, where λ starts, double precision, the most frequent words alone; and a
+placebo, L = 1 from a λ that differs by a thousandth, which shows what chance does. "Wide" takes one step on ten times
+the documents before the run begins: ten minibatches that are all fitted under the first λ, without any window. Of all
+words a minibatch has 34 % (arXiv) and 47 % (generated), and Ŝ is zero for the others; of the 1,000 most frequent it has
+99 % and 81 %, of 300 all: Ŝ is then not sparse.
 """
 
 import math
@@ -118,6 +119,11 @@ def gains(results: Results) -> dict[str, np.ndarray]:
     return found
 
 
+def of_all_words(results: Results) -> list[dict]:
+    """The runs whose scores can be compared with each other."""
+    return [run for run in results.runs if "frequent" not in run["setting"]]
+
+
 def linear_share(x: float) -> float:
     """Var(λ; L) / Var(λ; 1) in the linear picture, x = ρ L."""
     return 2 * (x - 1 + math.exp(-x)) / x**2
@@ -130,7 +136,7 @@ def verdict(results: Results) -> list[str]:
         f"{name}: {values.mean():+.4f} nats a word over L = 1 ({', '.join(f'{value:+.4f}' for value in values)})"
         for name, values in found.items()
     ]
-    ends = [(run["curve"][-1]["topics"], run["curve"][-1]["score"]) for run in results.runs]
+    ends = [(run["curve"][-1]["topics"], run["curve"][-1]["score"]) for run in of_all_words(results)]
     ranks = [np.argsort(np.argsort(values)) for values in zip(*ends, strict=True)]
     lines.append(f"rank correlation of score and topics in use, {len(ends)} runs: {np.corrcoef(*ranks)[0, 1]:.2f}")
     rho = SMALL.rho if results.facts["corpus"]["name"] == "generated" else PAPER.rho
@@ -160,7 +166,7 @@ def draw(results: Results, path) -> None:
     axes.set_xlabel("gain over L = 1 of the same seed, nats a word")
     corpus, passes = results.facts["corpus"], max(run["setting"]["passes"] for run in results.runs)
     axes.set_title(f"{corpus['name']}, {passes:g} passes. Dots: seeds, bars: means, grey: placebo")
-    for run in results.runs:
+    for run in of_all_words(results):
         plain = run["setting"]["window"] == 1
         end = run["curve"][-1]
         right.plot(end["topics"], end["score"], "o" if plain else "x", color="black" if plain else "tab:blue", ms=4)

@@ -74,8 +74,7 @@ class Setting(NamedTuple):
       jitter: Relative size of a disturbance of the first λ: what chance alone does to a score.
       slots: dtype of the stored statistics.
       precision: dtype of λ.
-      frequent: Only so many of the words, those of most documents; 0 for all. A minibatch then has nearly all of them,
-        and Ŝ hardly a row of zeros.
+      frequent: Only so many of the words, those of most documents; 0 for all. The fewer, the fewer rows of Ŝ are zero.
       scores: How often the held-out score is taken.
     """
 
@@ -370,7 +369,7 @@ def run_all(results: Results, data: Data, settings: Iterable[Setting], jobs: int
     stop = context.Event()
     pool = concurrent.futures.ProcessPoolExecutor(jobs, context, initializer=_receive, initargs=(data, stop))
     try:
-        # A checkpoint is of this setting, these documents and this code.
+        # A checkpoint is of this setting, these documents and this version.
         names = [hashlib.sha256(repr((s, corpus["fingerprint"], __version__)).encode()).hexdigest()[:16] for s in todo]
         futures = {pool.submit(_job, s, scratch / name): s for s, name in zip(todo, names, strict=True)}
         for future in concurrent.futures.as_completed(futures):

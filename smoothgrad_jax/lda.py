@@ -88,7 +88,8 @@ def seed_topics(
     corpus, and many of K stay empty. Of 50 topics of Reuters' news 24 were in effect used after five passes with that
     start, 38 with this one (exp of the entropy of their shares), and the held-out score rose from −6.906 to −6.829; of
     100 topics of 20,000 arXiv abstracts after four passes 16 and 29, −7.668 and −7.645. That is for small priors: with
-    α = η = 0.5, as in the paper, it scored −7.80 where noise scored −7.69 (all of arXiv, 1,000 steps).
+    α = η = 0.5, as in the paper, it scored −7.80 where noise scored −7.69 (all of arXiv, L = 1, (64 + t)^−0.7, 1,000
+    steps).
 
     Args:
       key: A random key.
@@ -252,12 +253,13 @@ def fit_documents(alpha: jax.Array, table: jax.Array, batch: Batch, tol: Any, ma
 
         γ_t+1 = max(γ_t + a_t (F(γ_t) − γ_t) + b_t (γ_t − γ_t−1), α),    b_t = min(t/40, 1/4),  a_t = (1 + √b_t)²
 
-    and where mean |F(γ) − γ| < tol, F(γ) is the answer. Near a fixed point the eigenvalues of F lie in [0, 1), as it is
-    a step of coordinate ascent. There any such a and b converge to the same γ, the error falls by √b a step for all
-    eigenvalues up to 4√b / (1 + √b)², and the last evaluation is as close to the fixed point as that of plain updates,
-    since the same residual is asked for. Short documents are done before the momentum is large, long ones need it.
-    Evaluations a document on three corpora (400 documents each, trained topics, K = 100); where α is small a document
-    has several fixed points, and the bound may differ:
+    and where mean |F(γ) − γ| < tol, F(γ) is the answer. F is a step of coordinate ascent: at a maximum of the bound its
+    Jacobian has eigenvalues in [0, 1). Any b < 1 with this a converges to that maximum, in the long run by a factor of
+    √b a step along all directions with eigenvalues up to 4√b / (1 + √b)²; those with eigenvalues below √b are slower
+    than plain updates, and short documents have hardly any others, so that b rises slowly. The fixed point lies above
+    α, hence the maximum takes no topic further from it. The last evaluation is as close to the fixed point as that of
+    plain updates, since the same residual is asked for. Evaluations a document on three corpora (400 documents each,
+    trained topics, K = 100); where α is small a document has several fixed points, and the bound may differ:
 
     |                                           | arXiv      | Wikipedia  | headlines |
     |-------------------------------------------|------------|------------|-----------|

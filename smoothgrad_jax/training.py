@@ -37,6 +37,11 @@ _PATIENCE = 0.25  # seconds between two reports, unless the caller asks for a nu
 _LEAST_WORK = 700_000  # entries × topics a thread: with 650,000 in all (news, K = 100) two were no faster than one
 _SLOTS = (jnp.float32, jnp.float64, jnp.bfloat16, jnp.uint8)  # float16 overflows at 65,504, which counts do reach
 _AHEAD = 1024  # values of a schedule that are computed at a time
+_NEEDS_A_NUMBER = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
 
 
 class Progress(NamedTuple):
@@ -396,12 +401,11 @@ def _whole(name, value):
 def _values(name, value, first, check):
     """The numbers of a schedule from a step on, checked; computed many at a time, as each alone costs a dispatch."""
 
-    many = jax.jit(jax.vmap(lambda step: jnp.asarray(value(step), float)))
-
     def chunk(start):
+        steps = jnp.arange(start, start + _AHEAD)
         try:
-            values = np.asarray(many(np.arange(start, start + _AHEAD)))
-        except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError):
+            values = np.asarray(jax.vmap(lambda step: jnp.asarray(value(step), float))(steps))
+        except _NEEDS_A_NUMBER:
             values = np.array([value(step) for step in range(start, start + _AHEAD)], float)  # plain Python
         values = values[max(first - start, 0) :]
         check(values)

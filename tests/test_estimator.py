@@ -258,7 +258,7 @@ def test_a_window_that_changes(X):
 def test_a_window_that_finds_its_length(X):
     model = SmoothedLDA(K, window=Adaptive(16), random_state=0).fit(X)
     assert purity(model.components_) > 0.95
-    half = clone(model).partial_fit(X[:200])
+    half = clone(model).set_params(batch_size=20).partial_fit(X[:200])
     again = pickle.loads(pickle.dumps(half))
     np.testing.assert_array_equal(again.partial_fit(X[200:]).components_, half.partial_fit(X[200:]).components_)
 

@@ -5,6 +5,7 @@ import math
 import re
 from pathlib import Path
 
+import anatomy
 import averaged
 import beyond
 import bias_variance
@@ -142,6 +143,26 @@ def test_gains_are_over_the_same_seed():
     np.testing.assert_allclose(gains["L = 10"], 0.25)
     np.testing.assert_allclose(gains["L = 100"], 0)
     assert len(gains["L = 10"]) == 2
+
+
+def test_scores_of_few_words_are_not_compared_with_others():
+    results = filled(mechanism.STUDY, lambda s: -5.0 - 0.1 * (s.window == 10))
+    for run in results.runs:
+        run["curve"][-1]["topics"] = -run["curve"][-1]["score"] if "frequent" in run["setting"] else 5.0
+    assert {run["curve"][-1]["topics"] for run in mechanism.of_all_words(results)} == {5.0}
+    assert len(mechanism.of_all_words(results)) == len(results.runs) - 8
+
+
+@pytest.mark.slow
+def test_the_parts_of_a_step_are_timed(monkeypatch):
+    monkeypatch.setattr(anatomy, "TOPICS", 4)
+    monkeypatch.setattr(anatomy, "BATCH", 20)
+    monkeypatch.setattr(anatomy, "WINDOW", 2)
+    monkeypatch.setattr(anatomy, "STEPS", 3)
+    times, facts = anatomy.measure(Corpus.of(documents(200)), 0.5, 0.5)
+    assert {len(each) for each in times.values()} <= {2, 3}
+    assert all(second > 0 for each in times.values() for second in each)
+    assert 0 < facts["words in a minibatch"] <= 30
 
 
 def test_held_out_verdict_counts_seeds():

@@ -283,6 +283,14 @@ def test_topics_are_distributions(lam):
     np.testing.assert_allclose(beta, (lam / lam.sum(0)).T, rtol=1e-6)
 
 
+@pytest.mark.parametrize("width", [1, 2, 7, 8, 9, 13, 100, 101])
+def test_the_largest_of_a_row(width):
+    rows = np.random.default_rng(width).random((width, width), np.float32) + np.eye(width, dtype=np.float32)
+    np.testing.assert_array_equal(lda._row_max(rows), rows.max(1, keepdims=True))
+    rows[0, width // 2] = np.nan
+    assert np.isnan(lda._row_max(rows)[0, 0])
+
+
 def test_init_topics():
     lam = init_topics(jax.random.key(0), 300, 200)
     assert lam.shape == (300, 200)

@@ -147,10 +147,9 @@ def test_a_state_is_not_for_every_run(X, lam):
         fit(X, LDA(0.3, np.ones((V - 1, K)), D), state, steps=2, batch_size=B, key=KEY)
 
 
-def test_no_end_and_plain_python_schedules(X, lam):
-    training = fit(
-        X, LDA(0.3, 0.2, D), lam, passes=math.inf, every=2, batch_size=B, key=KEY, window=lambda t: 3 if t < 2 else 1
-    )
+@pytest.mark.parametrize("window", [lambda t: 3 if t < 2 else 1, ([3, 3] + [1] * 2_000).__getitem__])
+def test_no_end_and_plain_python_schedules(X, lam, window):
+    training = fit(X, LDA(0.3, 0.2, D), lam, passes=math.inf, every=2, batch_size=B, key=KEY, window=window)
     assert next(training).remaining is None
     assert next(training).step == 4
     training.close()
