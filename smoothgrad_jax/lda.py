@@ -347,7 +347,7 @@ def _each_document(batch, carry, visit):
 def scaled_topics(rows: jax.Array, total: jax.Array) -> tuple[jax.Array, jax.Array]:
     """β̃ of some words: exp E[log β] with the topics padded, and scaled to max_k β̃_wk = 1; not compiled by itself.
 
-    exp E[log β_wk] = (λ_wk + 6)/(T_k + 6) · exp(e(λ_wk) − e(T_k)),   T_k = Σ_w λ_wk
+    exp E[log β_wk] = (λ_wk + c)/(T_k + c) · exp(e(λ_wk) − e(T_k)),   T_k = Σ_w λ_wk
 
     Args:
       rows: λ_w [n, K].

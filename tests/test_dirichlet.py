@@ -47,6 +47,17 @@ def test_digamma(dtype):
     np.testing.assert_allclose(jax.jit(dirichlet.digamma)(x), truth, rtol=PRECISION[dtype], atol=PRECISION[dtype])
 
 
+@pytest.mark.parametrize("coefficients", [dirichlet._SHORT, dirichlet._LONG], ids=["float32", "float64"])
+def test_the_polynomial_is_chebyshevs(coefficients):
+    """p(z) = (ψ(1/z − c + 1) + log z)/z, interpolated on [0, 1/c]: solved once more with forty digits."""
+    c, size = mpmath.mpf(dirichlet.SHIFT), len(coefficients)
+    points = [(1 + mpmath.cos(mpmath.pi * (2 * i + 1) / (2 * size))) / (2 * c) for i in range(size)]
+    values = [(mpmath.digamma(1 / z - c + 1) + mpmath.log(z)) / z for z in points]
+    powers = mpmath.matrix([[z**j for j in range(size)] for z in points])
+    solved = mpmath.lu_solve(powers, mpmath.matrix(values))
+    np.testing.assert_allclose(coefficients, [float(v) for v in solved], rtol=1e-9)
+
+
 def test_exponent_increases(dtype):
     """Shifting by the exponent of the mean bounds the largest from below: lda relies on it."""
     x = np.sort(GRID).astype(dtype)
