@@ -40,15 +40,13 @@ def timed(times, name, function):
 def in_parts(times, program):
     """The rows' program, which before it works is timed on copies with only a part of the words each."""
 
-    def call(shard, stamps, slot, totals, leave, enter, use, eta):
-        for name, parts in PARTS.items():
-            sets = [
-                (words, num_used if part else np.int32(0), *rest)
-                for part, (words, num_used, *rest) in zip(parts, (leave, enter, use), strict=True)
-            ]
-            copies = jax.tree.map(lambda x: jax.numpy.array(np.array(x)), (shard, stamps, slot))  # which it uses up
-            timed(times, f"rows: {name}", program)(*copies, totals, *sets, eta)
-        return timed(times, "rows", program)(shard, stamps, slot, totals, leave, enter, use, eta)
+    def call(shard, slot, table, totals, leave, enter, use, *rest):
+        none = np.full_like(use, rows._END)
+        for name, (leaves, enters, used) in PARTS.items():
+            lists = (leave[0] if leaves else none, *leave[1:]), (enter[0] if enters else none, *enter[1:])
+            copies = jax.tree.map(lambda x: jax.numpy.array(np.array(x)), (shard, slot, table))  # which it uses up
+            timed(times, f"rows: {name}", program)(*copies, totals, *lists, use if used else none, *rest)
+        return timed(times, "rows", program)(shard, slot, table, totals, leave, enter, use, *rest)
 
     return call
 
@@ -72,7 +70,7 @@ def measure(corpus: Corpus, alpha: float, eta: float) -> tuple[dict[str, list[fl
                 times.clear()
                 rows._rows, rows._documents = in_parts(times, programs[0]), timed(times, "documents", programs[1])
             state, info = rows.step(state, share, dealt, float(schedule(step)), WINDOW)
-            used.append(int(share.num_used.sum()))
+            used.append(int((share.words < rows._END).sum()))
             evaluations.append(info.iterations / BATCH)
     finally:
         rows._rows, rows._documents = programs

@@ -70,18 +70,9 @@ SMALL = Config((1, 3, 10, 30, 100), (10, 30, 100), batch_size=100, topics=10, st
 # Runs
 
 
-@jax.custom_batching.sequential_vmap
-def one_by_one(model, lam, batch):
-    """The statistics of a local step; runs under ``vmap`` one after the other.
-
-    Side by side, every document would wait for the slowest run: 2.4 times the time (arxiv_2k, K = 100, six runs).
-    """
-    return local_step(model, lam, batch)[0]
-
-
 def without_info(model, lam, batch):
     """A local step as ``run`` takes it."""
-    return one_by_one(model, lam, batch), None
+    return local_step(model, lam, batch)[0], None
 
 
 def errors_and_negatives(state, error):

@@ -25,7 +25,6 @@ import scipy.sparse
 from smoothgrad_jax import documents
 from smoothgrad_jax.documents import Batch, Layout
 
-_GROUPS = 6  # tile widths in a layout: each takes a quarter of a second to compile, and more save little padding
 _LOOKS = 16  # minibatches that are looked at to choose a layout
 _MARGIN = 6  # standard deviations of room above the mean minibatch
 
@@ -101,21 +100,20 @@ class Corpus(NamedTuple):
     def layout(self, batch_size: int) -> Layout:
         """The shape of minibatches of this size (at most D), from the lengths of all documents and a few minibatches.
 
-        At most six tile widths, which waste least padding over all documents: the step is compiled for each of them.
-        Room for the entries and the different words of a minibatch six standard deviations above the mean.
+        Room for the longest document, and for the entries and the different words of a minibatch six standard
+        deviations above the mean.
         """
         lengths = np.diff(self.indptr)
         rng = np.random.default_rng(0)
         # Minibatches of a small corpus hold no document twice; of a large one, hardly ever.
         few = self.num_docs < 100 * batch_size
         looks = [rng.choice(self.num_docs, batch_size, replace=not few) for _ in range(_LOOKS)]
-        widths = _best_widths(lengths[lengths > 0])
+        longest = int(lengths.max())
         used = np.array([len(np.unique(self.indices[documents.entries(self, rows)])) for rows in looks])
         entries = batch_size * lengths.mean() + _MARGIN * np.sqrt(batch_size) * lengths.std()
-        most = batch_size * (widths[-1] if widths else 1)
         return Layout(
-            widths,
-            num_entries=_round(min(entries, most), 1024) + (widths[-1] if widths else 1),
+            longest,
+            num_entries=_round(min(entries, batch_size * longest), 1024) + 8,
             num_used=_round(min(used.mean() + _MARGIN * used.std() + 16, self.num_words), 64),
         )
 
@@ -192,25 +190,6 @@ def _order(seed, number, num_docs):
     order = np.arange(num_docs, dtype=np.int32 if num_docs < 2**31 else np.int64)
     np.random.default_rng([*seed, number]).shuffle(order)
     return order
-
-
-def _best_widths(lengths):
-    """At most _GROUPS tile widths that cover all lengths with the smallest sum of widths over the documents."""
-    if not lengths.size:
-        return ()
-    ladder = [16]
-    while ladder[-1] < lengths.max():
-        ladder.append(ladder[-1] + max(16, ladder[-1] // 128 * 16))
-    rungs, number = np.unique(np.searchsorted(ladder, lengths), return_counts=True)
-    widths, below = np.array(ladder)[rungs], np.concatenate([[0], np.cumsum(number)])
-    # best[j]: (cost, widths) of covering the documents of the first j rungs; every round adds one width
-    best = [(0, ())] + [(np.inf, ())] * len(rungs)
-    for _ in range(min(_GROUPS, len(rungs))):
-        last, best = best, [(np.inf, ())]
-        for j, width in enumerate(widths.tolist(), start=1):
-            options = [(last[i][0] + (below[j] - below[i]) * width, (*last[i][1], width)) for i in range(j)]
-            best.append(min(options))
-    return best[-1][1]
 
 
 def _round(number, multiple):

@@ -51,6 +51,8 @@ _LONG = (
     0.012907499771811638,
     -0.0018270387395955146,
 )
+# 2^f for |f| ≤ ½, interpolated in the same way
+_POWERS = (1.0000000755, 0.69314718803, 0.24022107485, 0.05550357114, 0.009676031918, 0.001339086336)
 # B_2n / (2n (2n − 1)): log Γ(y) = (y − ½) log y − y + ½ log 2π + Σ_n B_2n / (2n (2n − 1) y^(2n − 1))
 _FAR = 6  # log Γ(x) by Stirling's formula at x + 6
 _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156, -3617 / 122400)
@@ -82,6 +84,17 @@ def exp_digamma(x: jax.Array) -> jax.Array:
     r = (rest - (s - back)) - (t + back)
     root = jnp.exp(s / 2)
     return ((x + SHIFT) * root) * (root * (1 + r))
+
+
+def exp(x: jax.Array) -> jax.Array:
+    """exp(x) for x ≤ 0, in float32 within 5e-7 and in half the time of ``jnp.exp``; not below the smallest float."""
+    if x.dtype != jnp.float32:
+        return jnp.exp(x)
+    # exp(x) = 2^i 2^f with x / log 2 = i + f and |f| ≤ ½; 2^i is i added to the exponent of 2^f
+    y = jnp.maximum(x, math.log(jnp.finfo(x.dtype).tiny) + 1) * (1 / math.log(2))
+    i = lax.round(y, lax.RoundingMethod.TO_NEAREST_EVEN)
+    power = lax.bitcast_convert_type(_polynomial(_POWERS, y - i), jnp.int32)
+    return lax.bitcast_convert_type(power + (i.astype(jnp.int32) << 23), jnp.float32)
 
 
 def digamma(x: jax.Array) -> jax.Array:

@@ -1,10 +1,9 @@
 """Bags of words as arrays of fixed shape.
 
 Documents are ragged; compiled programs are not. A :class:`Batch` keeps the words of all its documents end to end, and
-groups the documents by length: the program walks over a group and cuts a tile of the group's width at each document.
-The number of documents in a group is data and not shape, and the groups are those of all the documents there are: the
-minibatches of one size that :func:`pack` takes from one corpus share one compiled program, or a few, where their number
-of entries or of different words passes a power of two.
+the program walks over them. How many documents and words there are is data; shape is only the room for them, and for
+the longest document: the minibatches of one size that :func:`pack` takes from one corpus share one compiled program, or
+a few, where their number of entries or of different words passes a power of two.
 
 | name           | shape   | meaning                                                                             |
 |----------------|---------|-------------------------------------------------------------------------------------|
@@ -12,34 +11,25 @@ of entries or of different words passes a power of two.
 | ``num_used``   |         | how many there are                                                                  |
 | ``words``      | [N]     | the documents' words, as positions in ``vocabulary``, one document after the other  |
 | ``counts``     | [N]     | how often; 0 beyond the last document                                               |
-| ``offsets``    | [B + 1] | the document at position i has the entries offsets[i] … offsets[i + 1] − 1          |
-| ``rows``       | [B]     | position i holds the row rows[i] of the input                                       |
-| ``groups``     |         | :class:`Group`: positions first … last − 1, tiles of the width of ``span``          |
+| ``offsets``    | [B + 1] | document d has the entries offsets[d] … offsets[d + 1] − 1                          |
+| ``longest``    | [M, 0]  | holds no number, only M: the program has room for documents of so many words        |
 | ``columns``    | [V, 0]  | holds no number, only V: a shape is known when a program is compiled                |
 
 A minibatch uses a few thousand of the words that there are: what depends on a word is computed once per word of
 ``vocabulary``, and not per document or for all V.
 
-The tile widths come from one fixed ladder (16, 32, 48, 64, 96, 128, 192, …), or from a :class:`Layout` made for a
-corpus. A document therefore gets the same tile, and the same arithmetic, whatever else is in the batch.
+The words of a document stand in tiles of 8, 16, 32, … rows, each used or not: any number of words is such a sum within
+7, so that a document gets the tiles, and the arithmetic, of its own length, whatever else is in the batch.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse
 
 _LARGEST = 1e30  # a document's sum of counts must be a float32
-
-
-class Group(NamedTuple):
-    """Documents of similar length: at most ``len(span)`` different words each."""
-
-    span: np.ndarray
-    first: np.ndarray
-    last: np.ndarray
+_TILE = 8  # rows of the smallest tile; XLA's product of a matrix and a vector takes eight at a time
 
 
 class Batch(NamedTuple):
@@ -50,8 +40,7 @@ class Batch(NamedTuple):
     words: np.ndarray
     counts: np.ndarray
     offsets: np.ndarray
-    rows: np.ndarray
-    groups: tuple[Group, ...]
+    longest: np.ndarray
     columns: np.ndarray
 
     @property
@@ -62,21 +51,26 @@ class Batch(NamedTuple):
     @property
     def size(self) -> int:
         """B, the number of documents, empty ones included."""
-        return self.rows.shape[-1]
+        return self.offsets.shape[-1] - 1
+
+    @property
+    def tiles(self) -> tuple[int, ...]:
+        """Rows of the tiles that hold a document, smallest first."""
+        return _tiles(self.longest.shape[-2])
 
 
 class Layout(NamedTuple):
     """The shape that the minibatches of a corpus have in common; :meth:`smoothgrad_jax.Corpus.layout` chooses one.
 
-    What does not fit is packed all the same, into a wider tile or a larger array, and is compiled for once more.
+    What does not fit is packed all the same, with more tiles or into a larger array, and is compiled for once more.
 
     Attributes:
-      widths: Tile widths, increasing.
+      longest: Different words of the longest document; M is the room that its tiles have.
       num_entries: Room for the entries of all documents of a minibatch, N.
       num_used: Room for its different words, U.
     """
 
-    widths: tuple[int, ...]
+    longest: int
     num_entries: int
     num_used: int
 
@@ -107,21 +101,22 @@ def pack(X: Any, rows: Any = None, *, num_words: int | None = None) -> Batch:
     table = as_table(X, num_words)
     rows = check_rows(np.arange(table.shape[0]) if rows is None else rows, table.shape[0])
     lengths = _lengths(table, rows)
-    layout = ladder_layout(np.diff(table.indptr), int(lengths.sum(-1).max()))
+    layout = round_layout(int(np.diff(table.indptr).max()), int(lengths.sum(-1).max()))
     batches = [pack_rows(table, each, layout) for each in np.atleast_2d(rows)]
     room = _power_of_two(max(batch.vocabulary.size for batch in batches))
     batches = [each._replace(vocabulary=np.resize(each.vocabulary, room)) for each in batches]
     for each in batches:
         each.vocabulary[each.num_used :] = 0
-    return batches[0] if rows.ndim == 1 else _stack(batches)
+    return batches[0] if rows.ndim == 1 else Batch(*map(np.stack, zip(*batches, strict=True)))
 
 
-def ladder_layout(lengths: np.ndarray, num_entries: int, num_used: int = 0) -> Layout:
-    """A layout with every tile width from the shortest document's to the longest's, so that the tile of a document
-    follows from its own length; and room for that many entries and, at most, different words."""
-    widths = tuple(_widths(lengths))
-    room = _power_of_two(num_entries + (widths[-1] if widths else 1))
-    return Layout(widths, room, min(num_used, room))
+def round_layout(longest: int, num_entries: int, num_used: int = 0) -> Layout:
+    """A layout for documents of up to so many words, and so many entries and, at most, different words in all.
+
+    The sizes are rounded up to powers of two, so that batches of similar size have the same.
+    """
+    room = _power_of_two(num_entries + _TILE)
+    return Layout(longest, room, min(_power_of_two(num_used), room))
 
 
 def check_rows(rows: Any, num_docs: int) -> np.ndarray:
@@ -282,82 +277,40 @@ def pack_rows(table: Any, rows: np.ndarray, layout: Layout) -> Batch:
       A :class:`Batch`. Costs the entries of the rows and one bit and one integer for each word there is.
     """
     lengths = np.asarray(_lengths(table, rows))
-    widths, longest = list(layout.widths), int(lengths.max())
-    while longest and (not widths or widths[-1] < longest):
-        widths.append(_next_width(widths[-1]) if widths else 16)
-    # Sorted by tile width, else in the order given; documents without words come first and belong to no group.
-    group = np.searchsorted(widths, lengths) if widths else np.zeros(rows.size, np.int64)
-    group[lengths == 0] = -1
-    order = np.argsort(group, kind="stable")
-    lengths, group = lengths[order], group[order]
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    ids, counts = _check_entries(table, entries(table, rows[order]))
+    ids, counts = _check_entries(table, entries(table, rows))
     present = np.zeros(table.shape[1], bool)
     present[ids] = True
     position = np.cumsum(present, dtype=np.int32) - 1  # of a word in the batch's own vocabulary
     used = np.flatnonzero(present)
-    room = _room(layout.num_entries, ids.size + (widths[-1] if widths else 1))
+    tiles = _tiles(max(layout.longest, int(lengths.max())))
+    # A tile is cut from the counts at the document's last words, and its rest from whatever comes then.
+    room = max(_room(layout.num_entries, ids.size + _TILE), tiles[-1])
     words, padded = np.zeros(room, np.int32), np.zeros(room, counts.dtype)
     words[: ids.size], padded[: ids.size] = position[ids], counts
     vocabulary = np.zeros(_room(layout.num_used, used.size), np.int32)
     vocabulary[: used.size] = used
-    bounds = np.searchsorted(group, np.arange(len(widths) + 1)).astype(np.int32)
     return Batch(
         vocabulary=vocabulary,
         num_used=np.int32(used.size),
         words=words,
         counts=padded,
         offsets=offsets.astype(np.int32),
-        rows=order.astype(np.int32),
-        groups=tuple(map(Group, map(_span, widths), bounds[:-1], bounds[1:])),
+        longest=np.empty((sum(tiles), 0), np.float32),
         columns=np.empty((table.shape[1], 0), np.float32),
     )
 
 
-def _stack(batches):
-    def stack(*fields):
-        return tuple(map(stack, *fields)) if type(fields[0]) is tuple else _stack_one(fields)
-
-    return Batch(*map(stack, *batches))
-
-
-def _stack_one(fields):
-    if isinstance(fields[0], Group):
-        return Group(*(np.stack(each) for each in zip(*fields, strict=True)))
-    return np.stack(fields)
+def _tiles(longest):
+    """8, 16, 32, … rows, until together they have room for so many words."""
+    tiles = [_TILE]
+    while sum(tiles) < longest:
+        tiles.append(2 * tiles[-1])
+    return tuple(tiles)
 
 
 def _lengths(table, rows):
     return table.indptr[rows + 1] - table.indptr[rows]
-
-
-def _widths(lengths):
-    """Rungs of the ladder 16, 32, 48, 64, 96, 128, 192, … from the shortest document's to the longest's.
-
-    Rungs between them are kept even if no document needs them now, so that the next batch has the same ones.
-    """
-    lengths = lengths[lengths > 0]
-    if not lengths.size:
-        return []
-    ladder = [16]
-    while ladder[-1] < lengths.max():
-        ladder.append(_next_width(ladder[-1]))
-    return ladder[np.searchsorted(ladder, lengths.min()) :]
-
-
-@lru_cache
-def _span(width):
-    span = np.arange(width, dtype=np.int32)
-    span.flags.writeable = False  # it is shared
-    return span
-
-
-def _next_width(width):
-    """The rung of the ladder above a width."""
-    if width < 64:
-        return width // 16 * 16 + 16
-    power = 1 << width.bit_length() - 1
-    return power * 3 // 2 if width < power * 3 // 2 else power * 2
 
 
 def _room(planned, needed):

@@ -6,8 +6,8 @@
 | θ      |              | [D, K] | E[θ] = γ / Σ_k γ_k, topic proportions                                              |
 | λ      | ``lam``      | [V, K] | the topics, from :func:`smoothgrad_jax.fit`                                        |
 
-A document's γ depends on its words, the topics and the prior, and on no other document: a document goes into the tile
-that its own length asks for. Nothing is drawn at random but the halves of :func:`completion`.
+A document's γ depends on its words, the topics and the prior, and on no other document: a document gets the tiles that
+its own length asks for. Nothing is drawn at random but the halves of :func:`completion`.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -140,15 +140,12 @@ def completion(model: LDA, lam: Any, X: Any, key: jax.Array | None = None, **opt
 @partial(jax.jit, compiler_options=rows.ALONE)
 def _fit(model, lam, batch, tol, max_iter):
     table, _ = lda.topic_table(lam, batch)
-    _, info = lda.fit_documents(jnp.broadcast_to(model.alpha, lam.shape[1]), table, batch, tol, max_iter)
-    return info.gamma
+    alpha = jnp.broadcast_to(model.alpha, lam.shape[1])
+    return lda.fit_documents(alpha, (table,), batch, tol, max_iter)[1].gamma
 
 
 def _layout(corpus, lengths, starts, size):
-    """One shape for all chunks: the widths that the lengths ask for, and room for the chunk with most entries.
-
-    Never less than a block of words, as a smaller table would be another program, with other last bits.
-    """
+    """One shape for all chunks: room for the longest document and for the chunk with most entries."""
     ends = np.minimum(starts + size, corpus.num_docs)
     entries = int((corpus.indptr[ends] - corpus.indptr[starts]).max()) + size * int(lengths.min())
-    return documents.ladder_layout(lengths, max(entries, lda.BLOCK), max(corpus.num_words, lda.BLOCK))
+    return documents.round_layout(int(lengths.max()), entries, corpus.num_words)

@@ -37,8 +37,7 @@ from jax import lax
 from smoothgrad_jax import dirichlet, documents
 from smoothgrad_jax.documents import Batch
 
-BLOCK = 1024  # words whose β̃ is computed at a time
-_LANES = 8  # topics are padded to a multiple of this: XLA's dot is 1.5 times faster for K = 104 than for K = 100
+_LANES = 16  # topics are padded to a multiple of this: AVX-512 takes 16 at a time, and XLA takes a rest one by one
 _SEEDS, _SEED_WEIGHT = 20, 0.3  # documents of a topic to start from; with a weight of 1 the score is lower
 _MOMENTUM, _RAMP = 0.25, 40  # b_t = min(t/40, 1/4): 7.8 evaluations a document where plain updates take 14.3 (arXiv)
 
@@ -204,8 +203,7 @@ def topics(lam: jax.Array) -> jax.Array:
 
 @jax.jit
 def _local_step(model, lam, batch, tol, max_iter):
-    table, _ = topic_table(lam, batch)
-    stats, info = fit_documents(_alpha(model, lam), table, batch, tol, max_iter)
+    _, _, stats, info = _fit(model, lam, batch, tol, max_iter)
     # Ŝ_wk = (D/B) Σ_d n_dw φ_dwk, 0 for words that the batch does not have
     scale = model.num_docs / batch.size
     return jnp.zeros_like(lam).at[batch.vocabulary].add(scale * stats[:, : lam.shape[1]]), info
@@ -213,18 +211,22 @@ def _local_step(model, lam, batch, tol, max_iter):
 
 @jax.jit
 def _elbo(model, lam, batch, tol, max_iter):
-    table, log_scale = topic_table(lam, batch)
-    _, info = fit_documents(_alpha(model, lam), table, batch, tol, max_iter)
+    table, log_scale, _, info = _fit(model, lam, batch, tol, max_iter)
+    counts = batch.counts.astype(lam.dtype)
 
-    def visit(total, row, words, counts):
-        gamma = info.gamma[row]
+    def one(d):
+        gamma = info.gamma[d]
         theta, shift = _theta(gamma)
-        norm = table[words] @ _pad(theta)
-        # log Σ_k exp(E[log θ_k] + E[log β_wk]), with the factors put back that θ̃ and β̃ lack
-        log_norm = jnp.log(norm) + log_scale[words] + (shift - dirichlet.digamma(gamma.sum()))
-        return total + jnp.where(counts > 0, counts * log_norm, 0).sum()
+        theta, shift = _pad(theta), shift - dirichlet.digamma(gamma.sum())
 
-    likelihood = _each_document(batch, jnp.zeros((), lam.dtype), visit)
+        def add(i, total):
+            # log Σ_k exp(E[log θ_k] + E[log β_wk]), with the factors put back that θ̃ and β̃ lack
+            w = batch.words[i]
+            return total + counts[i] * (jnp.log(table[w] @ theta) + log_scale[w] + shift)
+
+        return lax.fori_loop(batch.offsets[d], batch.offsets[d + 1], add, jnp.zeros((), lam.dtype))
+
+    likelihood = lax.map(one, jnp.arange(batch.size)).sum()
     local = dirichlet.kl_divergence(info.gamma, model.alpha).sum()
     topic = dirichlet.kl_divergence(lam, model.eta, axis=0).sum()
     return model.num_docs / batch.size * (likelihood - local) - topic
@@ -232,21 +234,41 @@ def _elbo(model, lam, batch, tol, max_iter):
 
 @jax.jit
 def _log_predictive(model, lam, observed, held_out, tol, max_iter):
-    table, _ = topic_table(lam, observed)
-    _, info = fit_documents(_alpha(model, lam), table, observed, tol, max_iter)
+    *_, info = _fit(model, lam, observed, tol, max_iter)
     theta = info.gamma / info.gamma.sum(1, keepdims=True)
     beta = lam[held_out.vocabulary] / lam.sum(0, keepdims=True)
+    counts = held_out.counts.astype(lam.dtype)
 
-    def visit(total, row, words, counts):
-        log_p = jnp.log(beta[words] @ theta[row])
-        return total + jnp.stack([jnp.where(counts > 0, counts * log_p, 0).sum(), counts.sum()])
+    def one(d):
+        def add(i, total):
+            return total + counts[i] * jnp.log(beta[held_out.words[i]] @ theta[d])
 
-    score, tokens = _each_document(held_out, jnp.zeros(2, lam.dtype), visit)
-    return score / tokens
+        return lax.fori_loop(held_out.offsets[d], held_out.offsets[d + 1], add, jnp.zeros((), lam.dtype))
+
+    return lax.map(one, jnp.arange(held_out.size)).sum() / counts.sum()
 
 
-def fit_documents(alpha: jax.Array, table: jax.Array, batch: Batch, tol: Any, max_iter: Any) -> tuple[Any, LocalInfo]:
-    """Fit γ of every document in the groups of a batch; not compiled by itself.
+@jax.custom_batching.sequential_vmap
+def _fit(model, lam, batch, tol, max_iter):
+    """β̃, the log of its scale, the sums of the documents, and what was found.
+
+    Runs under ``vmap`` go one after the other: together each document would take as long as in the slowest run, and a
+    row that is written for several runs at once is no longer written in place.
+    """
+    table, log_scale = topic_table(lam, batch)
+    return table, log_scale, *fit_documents(jnp.broadcast_to(model.alpha, lam.shape[1]), (table,), batch, tol, max_iter)
+
+
+def fit_documents(
+    alpha: jax.Array,
+    tables: tuple[jax.Array, ...],
+    batch: Batch,
+    tol: Any,
+    max_iter: Any,
+    first: Any = 0,
+    last: Any = None,
+) -> tuple[jax.Array, LocalInfo]:
+    """Fit γ of the documents of a batch; not compiled by itself.
 
     The fixed point is found with momentum (Polyak's heavy ball): with F(γ) = α + θ̃ ∘ ((n / β̃θ̃) β̃), the next point to
     look at is
@@ -268,26 +290,60 @@ def fit_documents(alpha: jax.Array, table: jax.Array, batch: Batch, tol: Any, ma
     | with momentum                             | 7.8, 12.3  | 8.9, 13.2  | 6.3, 7.7  |
     | its bound over plain, nats in 10⁴ words   | 0.1, 0.3   | 0.0, −0.6  | 0.3, 12   |
 
+    All of it is loops over rows that are read and written in place, and no scatter: XLA makes one function of such
+    loops, without a task to hand out for every operation, which took as long as the arithmetic.
+
     Args:
       alpha: α [K].
-      table: β̃ [U, K padded], from :func:`scaled_topics`, for the words of the batch.
+      tables: β̃ [U, K padded], from :func:`scaled_topics`, for the words of the batch; if there are several, those with
+        the positions 0 … U − 1 are in the first, U … 2 U − 1 in the second, and so on.
       batch: The documents.
       tol, max_iter: As in :func:`local_step`.
+      first, last: Fit only the documents first … last − 1.
 
     Returns:
-      Σ_d n_dw φ_dwk [U, K padded], and :class:`LocalInfo`; a document in no group keeps γ = α.
+      Σ_d n_dw φ_dwk for the words of all tables, one after the other [S U, K padded], and :class:`LocalInfo`; a
+      document that was not asked for keeps γ = α.
     """
-    num_topics, dtype = alpha.shape[0], table.dtype
+    num_topics, dtype = alpha.shape[0], tables[0].dtype
+    width = padded(num_topics)
     padded_alpha = _pad(alpha, jnp.finfo(dtype).tiny)  # padding is inert: its β̃ is 0 and its θ̃ is the floor
     real = _pad(jnp.ones_like(alpha))
+    all_counts, sizes, parts = batch.counts.astype(dtype), batch.tiles, range(len(batch.tiles))
 
-    def visit(carry, row, words, counts):
-        stats, gammas, iterations, change = carry
-        beta = table[words]
+    def fit(d, carry):
+        stats, tiles, gammas, iterations, change = carry
+        start, length = batch.offsets[d], batch.offsets[d + 1] - batch.offsets[d]
+        wanted, at, used = zip(*_parts(length, sizes), strict=True)
+        # Rows of earlier documents stay where this one has none: they are finite, and their counts are 0.
+        tiles = tuple(_fill(tiles[j], tables, batch.words, start + at[j], used[j]) for j in parts)
+        counts = [
+            jnp.where(jnp.arange(sizes[j]) < used[j], lax.dynamic_slice_in_dim(all_counts, start + at[j], sizes[j]), 0)
+            for j in parts
+        ]
+
+        def expected(theta):
+            """(n / β̃θ̃) β̃"""
+            total = jnp.zeros(width, dtype)
+            for j in parts:
+                total = lax.cond(
+                    wanted[j], lambda t, j=j: t + (counts[j] / (tiles[j] @ theta)) @ tiles[j], lambda t: t, total
+                )
+            return total
+
+        def add(j, theta, stats):
+            # n_w φ_wk = (n_w / (β̃θ̃)_w) β̃_wk θ̃_k; in this order no factor can overflow
+            ratio = counts[j] / (tiles[j] @ theta)
+
+            def one(i, stats):
+                w = batch.words[start + at[j] + i]
+                return set_row(stats, w, row(stats, w) + (ratio[i] * row(tiles[j], i)) * theta[None])
+
+            return lax.fori_loop(0, used[j], one, stats)
 
         def unfinished(state):
             *_, moved, i = state
-            return (moved >= tol) & (i < max_iter)
+            return (moved >= tol) & (i < jnp.where(length > 0, max_iter, 0))
 
         def update(state):
             before, point, gamma, _, i = state
@@ -297,106 +353,127 @@ def fit_documents(alpha: jax.Array, table: jax.Array, batch: Batch, tol: Any, ma
             before, point = point, jnp.maximum(point + a * (gamma - point) + b * (point - before), padded_alpha)
             # F(γ) = α + θ̃ ∘ ((n / β̃θ̃) β̃)
             theta, _ = _theta(point)
-            gamma = padded_alpha + theta * ((counts / (beta @ theta)) @ beta)
-            return before, point, gamma, (jnp.abs(gamma - point) @ real) / num_topics, i + 1
+            gamma = padded_alpha + theta * expected(theta)
+            return before, point, gamma, _sum(real * jnp.abs(gamma - point)) / num_topics, i + 1
 
-        gamma = padded_alpha + real * (counts.sum() / num_topics)
-        start = (gamma, gamma, gamma, jnp.full((), jnp.inf, dtype), jnp.zeros((), jnp.int32))
-        *_, gamma, moved, i = lax.while_loop(unfinished, update, start)
+        gamma = padded_alpha + real * (sum(n.sum() for n in counts) / num_topics)
+        begin = (gamma, gamma, gamma, jnp.full((), jnp.inf, dtype), jnp.zeros((), jnp.int32))
+        *_, gamma, moved, i = lax.while_loop(unfinished, update, begin)
         theta, _ = _theta(gamma)
-        # n_w φ_wk = (n_w / (β̃θ̃)_w) β̃_wk θ̃_k; in this order no factor can overflow
-        expected_counts = ((counts / (beta @ theta))[:, None] * beta) * theta[None]
+        for j in parts:
+            stats = lax.cond(wanted[j], partial(add, j, theta), lambda stats: stats, stats)
+        moved = jnp.where(length > 0, moved, 0)
         return (
-            stats.at[words].add(expected_counts),
-            gammas.at[row].set(gamma[:num_topics]),
-            iterations.at[row].set(i),
+            stats,
+            tiles,
+            set_row(gammas, d, gamma[None, :num_topics]),
+            set_row(iterations, d, i[None]),
             jnp.maximum(change, moved),
         )
 
-    start = (
-        jnp.zeros_like(table),
-        jnp.broadcast_to(alpha, (batch.size, num_topics)),  # what an empty document keeps
+    carry = (
+        jnp.zeros((len(tables) * tables[0].shape[0], width), dtype),
+        tuple(jnp.ones((size, width), dtype) for size in sizes),
+        jnp.broadcast_to(alpha, (batch.size, num_topics)),
         jnp.zeros(batch.size, jnp.int32),
         jnp.zeros((), dtype),
     )
-    stats, *info = _each_document(batch, start, visit)
+    stats, _, *info = lax.fori_loop(first, batch.size if last is None else last, fit, carry)
     return stats, LocalInfo(*info)
 
 
-def _each_document(batch, carry, visit):
-    """Fold ``visit(carry, row, words, counts)`` over the documents; words and counts are tiles of the group's width.
-
-    Counts come in the dtype of the first array of the carry.
-    """
-    all_counts = batch.counts.astype(jax.tree.leaves(carry)[0].dtype)
-    for group in batch.groups:
-        width = group.span.shape[0]
-
-        def one(i, carry, group=group, width=width):
-            start = batch.offsets[i]
-            words = lax.dynamic_slice(batch.words, (start,), (width,))
-            counts = lax.dynamic_slice(all_counts, (start,), (width,))
-            # what lies beyond the document's end are words of the next one
-            counts = jnp.where(group.span < batch.offsets[i + 1] - start, counts, 0)
-            return visit(carry, batch.rows[i], words, counts)
-
-        carry = lax.fori_loop(group.first, group.last, one, carry)
-    return carry
+def _parts(length, sizes):
+    """(is it used, where it begins, how many words) for each tile, of a document of that many words."""
+    parts, blocks, at = [], (length + sizes[0] - 1) // sizes[0], jnp.zeros_like(length)
+    for j, size in reversed(list(enumerate(sizes))):  # the largest first: the last words are in the smallest
+        bit = (blocks >> j) & 1
+        parts.append((bit > 0, at, bit * jnp.minimum(length - at, size)))
+        at = at + bit * size
+    return parts[::-1]
 
 
-def scaled_topics(rows: jax.Array, total: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _fill(tile, tables, words, start, used):
+    """A tile with the rows of some words."""
+
+    def one(j, tile):
+        w = words[start + j]
+        if len(tables) == 1:
+            return set_row(tile, j, row(tables[0], w))
+        which, w = jnp.divmod(w, tables[0].shape[0])
+        return set_row(tile, j, lax.switch(which, [partial(row, table) for table in tables], w))
+
+    return lax.fori_loop(0, used, one, tile)
+
+
+def row(array: jax.Array, i: Any) -> jax.Array:
+    """array[i : i + 1]"""
+    return lax.dynamic_slice_in_dim(array, i, 1)
+
+
+def set_row(array: jax.Array, i: Any, new: jax.Array) -> jax.Array:
+    """The array with array[i : i + 1] set; in a loop that has no other use of it, in place."""
+    return lax.dynamic_update_slice_in_dim(array, new, i, 0)
+
+
+def topic_sizes(total: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """e(T) and 1/(T + c) [1, K padded] of the sums over words T [1, K], for :func:`scaled_topics`."""
+    total = _pad(jnp.maximum(total, jnp.finfo(total.dtype).tiny), 1)
+    return lax.optimization_barrier((dirichlet.exponent(total), 1 / (total + dirichlet.SHIFT)))
+
+
+def scaled_topics(rows: jax.Array, sizes: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
     """β̃ of some words: exp E[log β] with the topics padded, and scaled to max_k β̃_wk = 1; not compiled by itself.
 
     exp E[log β_wk] = (λ_wk + c)/(T_k + c) · exp(e(λ_wk) − e(T_k)),   T_k = Σ_w λ_wk
 
     Args:
       rows: λ_w [n, K].
-      total: T [1, K], over all words.
+      sizes: Of the topics, from :func:`topic_sizes`.
 
     Returns:
       β̃ [n, K padded] and the log of the scale [n].
     """
-    rows = jnp.maximum(rows, jnp.finfo(rows.dtype).tiny)
+    tiny = jnp.finfo(rows.dtype).tiny
+    # Padding comes first: XLA takes what a row has beyond a multiple of eight one by one. Its β̃ is exp(−1/tiny), or 0.
+    rows = jnp.maximum(_pad(rows, tiny), tiny)
     # A barrier keeps XLA from computing what stands above it twice, once for the maximum and once for its use.
     # The largest e(λ) goes first: for λ = 1e-6 it is −1e6, and would swallow the digits of e(T).
     exponent = lax.optimization_barrier(dirichlet.exponent(rows))
-    largest = _row_max(exponent)
-    exponent = lax.optimization_barrier((exponent - largest) - dirichlet.exponent(total))
-    shift = _row_max(exponent)
-    scaled = (rows + dirichlet.SHIFT) * (1 / (total + dirichlet.SHIFT)) * jnp.exp(exponent - shift)
-    scaled = lax.optimization_barrier(scaled)
-    peak = _row_max(scaled)
-    return _pad(scaled / peak), (largest + shift + jnp.log(peak))[:, 0]
+    largest = _largest(exponent)
+    exponent = lax.optimization_barrier((exponent - largest) - sizes[0])
+    shift = _largest(exponent)
+    scaled = lax.optimization_barrier((rows + dirichlet.SHIFT) * sizes[1] * dirichlet.exp(exponent - shift))
+    peak = _largest(scaled)
+    return scaled / peak, (largest + shift + jnp.log(peak))[:, 0]
 
 
-def _row_max(x):
-    """The largest of each row [n, 1]."""
-    # By halves, which overlap where the width is odd: XLA compares these eight at a time, and a row one by one.
-    while x.shape[1] > 8:
-        half = (x.shape[1] + 1) // 2
-        x = jnp.maximum(x[:, :half], x[:, -half:])
-    return x.max(1, keepdims=True)
+def _largest(x):
+    """The largest of the last axis, which stays."""
+    # By halves, which overlap where the number is odd: XLA compares these many at a time, and a row one by one.
+    while x.shape[-1] > 8:
+        half = (x.shape[-1] + 1) // 2
+        x = jnp.maximum(x[..., :half], x[..., -half:])
+    return x.max(-1, keepdims=True)
+
+
+def _sum(x):
+    """The sum of a vector, by halves as above while its length is even."""
+    while x.shape[0] > 8 and x.shape[0] % 2 == 0:
+        x = x[: x.shape[0] // 2] + x[x.shape[0] // 2 :]
+    return x.sum()
 
 
 def topic_table(lam: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """β̃ [U, K padded] of the words in the batch and the log of its scale [U]; not compiled by itself.
-
-    Computed in blocks that stay in the cache, and only as many as the batch has words.
-    """
-    total = jnp.maximum(lam, jnp.finfo(lam.dtype).tiny).sum(0, keepdims=True)
-    num_rows = batch.vocabulary.shape[0]
-    block = min(BLOCK, num_rows)
+    """β̃ [U, K padded] of the words in the batch and the log of its scale [U]; not compiled by itself."""
+    sizes = topic_sizes(lam.sum(0, keepdims=True))
 
     def fill(i, carry):
-        table, log_scale = carry
-        scaled, log_peak = scaled_topics(lam[lax.dynamic_slice_in_dim(batch.vocabulary, i * block, block)], total)
-        return (
-            lax.dynamic_update_slice_in_dim(table, scaled, i * block, 0),
-            lax.dynamic_update_slice_in_dim(log_scale, log_peak, i * block, 0),
-        )
+        scaled, log_peak = scaled_topics(row(lam, batch.vocabulary[i]), sizes)
+        return tuple(map(set_row, carry, (i, i), (scaled, log_peak)))
 
-    empty = _pad(jnp.zeros((num_rows, lam.shape[1]), lam.dtype)), jnp.zeros(num_rows, lam.dtype)
-    return lax.fori_loop(0, (batch.num_used + block - 1) // block, fill, empty)
+    num_rows = batch.vocabulary.shape[0]
+    empty = jnp.zeros((num_rows, padded(lam.shape[1])), lam.dtype), jnp.zeros(num_rows, lam.dtype)
+    return lax.fori_loop(0, batch.num_used, fill, empty)
 
 
 def _theta(gamma):
@@ -405,13 +482,9 @@ def _theta(gamma):
     θ̃ is not below a floor that keeps β̃θ̃ positive, and φ a distribution, where all terms of it underflow.
     """
     exponent = dirichlet.exponent(gamma)
-    shift = exponent.max()
+    shift = _largest(exponent)[0]
     floor = jnp.finfo(gamma.dtype).tiny ** 0.8
-    return jnp.maximum((gamma + dirichlet.SHIFT) * jnp.exp(exponent - shift), floor), shift
-
-
-def _alpha(model, lam):
-    return jnp.broadcast_to(model.alpha, lam.shape[1])
+    return jnp.maximum((gamma + dirichlet.SHIFT) * dirichlet.exp(exponent - shift), floor), shift
 
 
 def padded(num_topics: int) -> int:
@@ -428,9 +501,9 @@ def _checked(model, lam, batch):
     """The model as arrays of λ's dtype, so that 1, 1.0 and np.float64(1) are one program; or an error that says why."""
     if not isinstance(batch, Batch):
         raise ValueError(f"expected a Batch, got {type(batch).__name__}; pack(X) makes one")
-    if np.ndim(batch.rows) != 1:
+    if np.ndim(batch.offsets) != 1:
         raise ValueError(
-            f"expected one batch, got a stack of {len(batch.rows)}; run and sweep take stacks, and "
+            f"expected one batch, got a stack of {len(batch.offsets)}; run and sweep take stacks, and "
             "jax.tree.map(lambda x: x[0], batches) is the first of them"
         )
     return check(model, lam, batch.num_words)

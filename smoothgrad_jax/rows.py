@@ -14,16 +14,20 @@ are a row themselves, with Σ_w η_w for a prior and the sum of all statistics f
 | letter  | name          | shape     | meaning                                                                     |
 |---------|---------------|-----------|-----------------------------------------------------------------------------|
 | S       |               |           | threads; word w is row w // S of shard w mod S, and each thread has a shard |
-| λ, Σ, δ | ``shards``    | [V/S,3,K] | topics, sum over the window, what its rounding left out (TwoSum)            |
-| T       | ``totals``    | [1,3,K]   | the sums of these over all words, in every thread (of statistics before a   |
+| λ, Σ, δ | ``shards``    | [V/S,3K+4]| topics, sum over the window, what its rounding left out (TwoSum); and A, C  |
+|         |               |           | of the step to which the row was brought last, each as a sum of two floats  |
+| T       | ``totals``    | [1,3K+4]  | the sums of these over all words, in every thread (of statistics before a   |
 |         |               |           | slot of low precision rounds them)                                          |
-| A, C    | ``stamps``    | [V/S,4]   | of the step to which a row was brought last, each as a sum of two floats;   |
-|         |               |           | and ``clock``, of the step that comes next                                  |
+| A, C    | ``clock``     |           | of the step that comes next                                                 |
 | n       |               |           | what the sum is divided by: the number of values in the window, or L        |
 
 A step is two programs a thread: the first works on the rows of a shard (what left the window, what came into it, β̃ of
 the words that come), the second on a share of the documents. Threads are Python's: a program of XLA left to its own
 threads hands out pieces of a microsecond, and is slower on two cores than on one.
+
+The programs are loops over rows, each read and written in place: XLA makes one function of a loop without a scatter. A
+row lies in one piece and is written in pieces, as XLA computes what is put together from several arrays number by
+number.
 
 With L = 1 this is SVI with the lazy updates of Vowpal Wabbit; with any L that does not grow it equals
 :func:`smoothgrad_jax.global_step`.
@@ -45,12 +49,13 @@ from jax import lax
 
 from smoothgrad_jax import adaptive, lda
 from smoothgrad_jax.adaptive import Adaptive
-from smoothgrad_jax.documents import Batch, Group
+from smoothgrad_jax.documents import Batch
+from smoothgrad_jax.lda import row, set_row
 from smoothgrad_jax.window import Warmup
 
 _MOST_THREADS = 8
-_BLOCK = 64  # rows at a time: what is computed from them stays in the first cache
-_NOWHERE = 1 << 30  # a row beyond every shard: reading there is clipped, writing is dropped
+_END = 1 << 30  # stands after the last word of a list
+_STAMP = 4  # numbers of a stamp: (A, C) as a + a′ and c + c′
 _CODE_BIAS = (127 << 3) - 255  # the code 255 is 1.0: exponent 127 and mantissa 0, in the 11 upper bits of a float
 ALONE = {"xla_disable_hlo_passes": "cpu-parallel-task-assigner"}  # a program stays on the thread that runs it
 
@@ -59,17 +64,15 @@ class Share(NamedTuple):
     """A minibatch dealt out to S threads; made by :func:`share`.
 
     Attributes:
-      words: [S, U] row in its shard of each word of the minibatch, increasing; beyond the last a row that no shard has.
-      num_used: [S], how many there are.
-      batches: S batches with the words as positions in [S · U], each with its share of the documents in the groups.
-      size: B.
+      words: [S, U] row in its shard of each word of the minibatch, increasing; then at least one _END.
+      batch: The documents, with the words as positions in [S · U].
+      bounds: [S + 1], thread s has the documents bounds[s] … bounds[s + 1] − 1.
       hashed: Bucket of each word [S · U], where the window is adaptive.
     """
 
     words: np.ndarray
-    num_used: np.ndarray
-    batches: tuple[Batch, ...]
-    size: int
+    batch: Batch | None
+    bounds: np.ndarray | None
     hashed: np.ndarray | None = None
 
 
@@ -93,13 +96,12 @@ class Slot(NamedTuple):
     """The statistics of one minibatch.
 
     Attributes:
-      words, num_used: As in :class:`Share`.
+      words: As in :class:`Share`.
       values: For each shard its rows, as :func:`_store` keeps them.
       total: Their sum over words [K].
     """
 
     words: np.ndarray
-    num_used: np.ndarray
     values: tuple[Any, ...]
     total: jax.Array
 
@@ -108,14 +110,13 @@ class Pending(NamedTuple):
     """The statistics of the last step as they come from the threads.
 
     Attributes:
-      words, num_used: As in :class:`Share`.
+      words: As in :class:`Share`.
       sums: For each thread, Σ_d n_dw φ_dwk over its documents [S · U, K padded].
       scale: D/B.
       totals: For each thread, the sum over words [K].
     """
 
     words: np.ndarray
-    num_used: np.ndarray
     sums: tuple[jax.Array, ...]
     scale: float
     totals: tuple[jax.Array, ...]
@@ -125,8 +126,7 @@ class RowState(NamedTuple):
     """What the next step needs; the step uses it up. See the table of the module.
 
     Attributes:
-      shards, stamps: As above.
-      totals: For each thread, the totals and their stamp.
+      shards, totals: As above, for each thread.
       last, clock: (A, C) of the last step and of the next one.
       step: Steps taken.
       count: Values in the window.
@@ -135,11 +135,11 @@ class RowState(NamedTuple):
       leaving: Slots that left at the last step, still in the rows' sums.
       pending: The statistics of the last step, not yet in the rows' sums.
       rule: What finds the length of the window, if it is adaptive.
+      spare: Memory for the values of a slot and for β̃, for each thread; what is in it does not matter.
     """
 
     shards: tuple[jax.Array, ...]
-    stamps: tuple[jax.Array, ...]
-    totals: tuple[tuple[jax.Array, jax.Array], ...]
+    totals: tuple[jax.Array, ...]
     last: tuple[float, float]
     clock: tuple[float, float]
     step: int
@@ -149,6 +149,7 @@ class RowState(NamedTuple):
     leaving: tuple[Slot, ...]
     pending: Pending | None
     rule: adaptive.Delayed | None = None
+    spare: tuple[Any, ...] | None = None
 
     @property
     def num_words(self) -> int:
@@ -158,7 +159,7 @@ class RowState(NamedTuple):
     @property
     def num_topics(self) -> int:
         """K."""
-        return self.shards[0].shape[2]
+        return _num_topics(self.shards[0])
 
 
 class RowInfo(NamedTuple):
@@ -210,14 +211,10 @@ def init(
       window: A window that finds its length.
     """
     lam = np.asarray(lam)
-    rows = np.stack([lam, np.zeros_like(lam), np.zeros_like(lam)], 1)
+    total = lam.sum(0, dtype=np.float64, keepdims=True).astype(lam.dtype)
     return RowState(
-        shards=tuple(jnp.array(rows[s::threads]) for s in range(threads)),
-        stamps=tuple(jnp.zeros((len(rows[s::threads]), 4), lam.dtype) for s in range(threads)),
-        totals=tuple(
-            (jnp.array(rows.sum(0, dtype=np.float64)[None], lam.dtype), jnp.zeros((1, 4), lam.dtype))
-            for _ in range(threads)
-        ),
+        shards=tuple(_fresh(lam[s::threads]) for s in range(threads)),
+        totals=tuple(_fresh(total) for _ in range(threads)),
         last=(0.0, 0.0),
         clock=(0.0, 0.0),
         step=0,
@@ -228,6 +225,11 @@ def init(
         pending=None,
         rule=None if window is None else _rule(window, lam),
     )
+
+
+def _fresh(lam):
+    """Rows with nothing in the window, at the very first step."""
+    return jnp.array(np.pad(lam, [(0, 0), (0, 2 * lam.shape[1] + _STAMP)]))
 
 
 def _rule(window, lam):
@@ -250,7 +252,7 @@ def deal(model: lda.LDA, state: RowState) -> Model:
 
 
 def share(batch: Batch, threads: int, buckets: np.ndarray | None = None) -> Share:
-    """Deal a minibatch out: rows by word, documents by group, so that every thread gets as many of each length.
+    """Deal a minibatch out: rows by word, documents so that every thread gets as many entries.
 
     Args:
       batch: The minibatch.
@@ -261,8 +263,8 @@ def share(batch: Batch, threads: int, buckets: np.ndarray | None = None) -> Shar
     mine = [np.flatnonzero(used % threads == s) for s in range(threads)]
     # A shard's part of the words varies a little around the mean.
     planned = len(batch.vocabulary) / threads + (3 * math.sqrt(len(batch.vocabulary)) / 2 if threads > 1 else 0)
-    room = -int(-max(planned, 1, *map(len, mine)) // _BLOCK) * _BLOCK
-    words = np.full((threads, room), _NOWHERE, np.int32)
+    room = -int(-max(planned, *(len(each) + 1 for each in mine)) // 64) * 64
+    words = np.full((threads, room), _END, np.int32)
     position = np.zeros(len(used) + 1, np.int32)  # one more, for the padding of a batch without words
     for s, each in enumerate(mine):
         words[s, : len(each)] = used[each] // threads
@@ -271,21 +273,14 @@ def share(batch: Batch, threads: int, buckets: np.ndarray | None = None) -> Shar
     if buckets is not None:
         hashed = np.zeros(threads * room, np.int32)  # beyond the last word there is nothing to add
         hashed[position[: len(used)]] = buckets[used]
-    common = batch._replace(vocabulary=np.zeros(threads * room, np.int32), words=position[batch.words])
-
-    # Each thread gets a stretch of every group; the odd documents go to another thread in the next group.
-    first = np.array([group.first for group in batch.groups], np.int32)
-    number = np.array([group.last for group in batch.groups], np.int32) - first
-    shift = np.arange(len(first)) % threads
-    bounds = [first + np.minimum((number * k + shift) // threads, number) for k in range(1, threads)]
-    bounds = np.array([first, *bounds, first + number], np.int32)
-
-    def documents(p):
-        spans = (group.span for group in batch.groups)
-        return common._replace(groups=tuple(map(Group, spans, bounds[p], bounds[p + 1])))
-
-    num_used = np.array([len(each) for each in mine], np.int32)
-    return Share(words, num_used, tuple(documents(p) for p in range(threads)), batch.size, hashed)
+    # Documents as they come, cut where the entries are halved, thirded, …
+    cuts = np.searchsorted(batch.offsets, batch.offsets[-1] * np.arange(1, threads) / threads)
+    return Share(
+        words,
+        batch._replace(vocabulary=np.zeros(threads * room, np.int32), words=position[batch.words]),
+        np.array([0, *cuts, batch.size], np.int32),
+        hashed,
+    )
 
 
 def step(
@@ -332,7 +327,8 @@ def step(
         hashed = (np.zeros((2 * num_buckets, lda.padded(state.num_topics)), tol.dtype), share.hashed)
 
     def fit(p, tables):
-        return _documents(model.alpha, tables, share.batches[p], tol, max_iter, spare[p], hashed)
+        bounds = share.bounds[p], share.bounds[p + 1]
+        return _documents(model.alpha, tables, share.batch, bounds, tol, max_iter, spare[p], hashed)
 
     state, fitted = _touch(state, model, share, pool, fit)
     leaving = []
@@ -342,7 +338,7 @@ def step(
     n = length if warmup == "zeros" and state.slots is not None else count
     sums, *found, sketches = zip(*fitted, strict=True)
     decay, gain = state.clock
-    scale = model.num_docs / share.size
+    scale = model.num_docs / share.batch.size
     info = RowInfo(state.step, state.clock, length, scale, tuple(zip(*found, strict=True)))
     return state._replace(
         last=state.clock,
@@ -351,7 +347,7 @@ def step(
         step=state.step + 1,
         count=count,
         leaving=tuple(leaving),
-        pending=Pending(share.words, share.num_used, sums, scale, found[0]),
+        pending=Pending(share.words, sums, scale, found[0]),
         rule=None if rule is None else adaptive.Delayed(chosen, sketches, scale),
     ), info
 
@@ -367,8 +363,7 @@ def settle(state: RowState, model: Model, pool: ThreadPoolExecutor | None = None
     """Put into the rows' sums what still waits, without a step. The state is used up."""
     if state.pending is None:  # then nothing is leaving either
         return state
-    words = state.pending.words  # any of this shape will do, and the program is there already
-    nothing = Share(words, np.zeros(len(words), np.int32), (), 0)
+    nothing = Share(np.full_like(state.pending.words, _END), None, None)  # of a shape for which the program is there
     return _touch(state, model, nothing, pool)[0]
 
 
@@ -378,18 +373,13 @@ def params(state: RowState, model: Model, pool: ThreadPoolExecutor | None = None
     Allocates a copy of the shards if something is pending: to look at a run must not change it.
     """
     if state.pending is not None:
-        copied = (tuple(map(_copy, each)) for each in (state.shards, state.stamps))
-        leaving = (
-            slot._replace(values=tuple(tuple(map(_copy, each)) for each in slot.values)) for slot in state.leaving
-        )
-        shards, stamps = copied
         # The slots that stay are not needed, and the new one goes into a window of its own.
-        alone = state._replace(shards=shards, stamps=stamps, leaving=tuple(leaving), slots=deque())
+        alone = state._replace(shards=tuple(map(_copy, state.shards)), slots=deque(), spare=None)
         state = settle(alone, model, pool)
     threads = len(state.shards)
     out = np.empty((state.num_words, state.num_topics), state.shards[0].dtype)
-    for s, (shard, stamps) in enumerate(zip(state.shards, state.stamps, strict=True)):
-        out[s::threads] = _whole(shard, stamps, _split(state.clock, out.dtype), model.eta[s])
+    for s, shard in enumerate(state.shards):
+        out[s::threads] = _whole(shard, _split(state.clock, out.dtype), model.eta[s])
     return out
 
 
@@ -403,19 +393,19 @@ def export(state: RowState) -> tuple[dict[str, list[np.ndarray]], dict[str, Any]
     """
     kept = (*state.leaving, *(state.slots or ()))
     pending = state.pending
-    values = [each for slot in kept for each in slot.values]
+    values = [
+        [np.asarray(part)[:used] for part in each]  # what lies beyond the last word is of an earlier slot
+        for slot in kept
+        for each, used in zip(slot.values, _num_used(slot.words), strict=True)
+    ]
     arrays = {
-        "shards": state.shards,  # [V, 3, K], shard after shard
-        "stamps": state.stamps,  # [V, 4]
-        "totals": [total for total, _ in state.totals],  # [S, 3, K]
-        "total_stamps": [stamp for _, stamp in state.totals],  # [S, 4]
+        "shards": state.shards,  # [V, 3 K + 4], shard after shard
+        "totals": state.totals,  # [S, 3 K + 4]
         "slot_words": [slot.words.ravel() for slot in kept],  # [Σ S U]
-        "slot_used": [slot.num_used for slot in kept],  # [slots · S]
-        "slot_values": [each[0] for each in values],  # [Σ S U, K]
-        "slot_scales": [each[1] for each in values if len(each) > 1],  # [Σ S U]
+        "slot_values": [each[0] for each in values],  # [words used in all slots, K]
+        "slot_scales": [each[1] for each in values if len(each) > 1],  # [words used in all slots]
         "slot_totals": [np.asarray(slot.total)[None] for slot in kept],  # [slots, K]
         "pending_words": [pending.words.ravel()] if pending else [],  # [S U]
-        "pending_used": [pending.num_used] if pending else [],  # [S]
         "pending_sums": pending.sums if pending else [],  # [S S U, K padded]
         "pending_totals": [np.asarray(total)[None] for total in pending.totals] if pending else [],  # [S, K]
     }
@@ -449,36 +439,33 @@ def restore(arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> RowSt
 
     def cut(name, sizes):
         ends = np.cumsum([0, *sizes]).tolist()
-        return [_copy(arrays[name][a:b]) for a, b in itertools.pairwise(ends)]
+        return [arrays[name][a:b] for a, b in itertools.pairwise(ends)]
 
     def words(name, rooms):
-        ends = np.cumsum([0, *rooms]) * threads
-        return [np.array(arrays[name][a:b]).reshape(threads, -1) for a, b in itertools.pairwise(ends.tolist())]
+        return [np.array(each).reshape(threads, -1) for each in cut(name, np.multiply(rooms, threads))]
 
     lengths = [len(range(s, facts["num_words"], threads)) for s in range(threads)]
-    rooms, slots = facts["rooms"], []
-    if rooms:
-        each = [room for room in rooms for _ in range(threads)]
-        values = [(value,) for value in cut("slot_values", each)]
-        if "slot_scales" in arrays:
-            values = [(*value, scale) for value, scale in zip(values, cut("slot_scales", each), strict=True)]
-        used = np.array(arrays["slot_used"]).reshape(-1, threads)
-        values = [tuple(values[i * threads : (i + 1) * threads]) for i in range(len(rooms))]
-        slots = list(map(Slot, words("slot_words", rooms), used, values, map(_copy, arrays["slot_totals"])))
+    slots = []
+    if facts["rooms"]:
+        lists = words("slot_words", facts["rooms"])
+        used = [number for each in lists for number in _num_used(each)]
+        rooms = np.repeat(facts["rooms"], threads).tolist()
+        names = [name for name in ("slot_values", "slot_scales") if name in arrays]
+        values = zip(*(map(_padded, cut(name, used), rooms) for name in names), strict=True)
+        values = zip(*[values] * threads, strict=True)  # the shards of a slot together
+        slots = list(map(Slot, lists, values, map(_copy, arrays["slot_totals"])))
     pending, room = None, facts["pending_room"]
     if room is not None:
         pending = Pending(
             words=words("pending_words", [room])[0],
-            num_used=np.array(arrays["pending_used"]),
-            sums=tuple(cut("pending_sums", [threads * room] * threads)),
+            sums=tuple(map(_copy, cut("pending_sums", [threads * room] * threads))),
             scale=facts["pending_scale"],
             totals=tuple(map(_copy, arrays["pending_totals"])),
         )
     leaving = facts["num_leaving"]
     return RowState(
-        shards=tuple(cut("shards", lengths)),
-        stamps=tuple(cut("stamps", lengths)),
-        totals=tuple(zip(cut("totals", [1] * threads), cut("total_stamps", [1] * threads), strict=True)),
+        shards=tuple(map(_copy, cut("shards", lengths))),
+        totals=tuple(map(_copy, cut("totals", [1] * threads))),
         last=tuple(facts["last"]),
         clock=tuple(facts["clock"]),
         step=facts["step"],
@@ -491,28 +478,37 @@ def restore(arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> RowSt
     )
 
 
+def _num_used(words):
+    """How many words there are in each list."""
+    return (words < _END).sum(1).tolist()
+
+
+def _padded(array, room):
+    return jnp.array(np.pad(array, [(0, room - len(array)), *[(0, 0)] * (array.ndim - 1)]))
+
+
 def _copy(array):
     return jnp.array(np.asarray(array))  # jnp.array copies what numpy owns, without a program
 
 
 @jax.jit
-def _whole(shard, stamps, clock, eta):
-    return _bring(shard, *_factors(stamps, clock), eta)
+def _whole(shard, clock, eta):
+    return _bring(shard, clock, eta)
 
 
 def catch_up(state: RowState, model: Model) -> RowState:
     """Bring every row up to date, in O(V): from here another η may hold. Of a settled state, which is used up."""
     clock = _split(state.clock, state.shards[0].dtype)
-    brought = [_catch_up(*each, clock, eta) for *each, eta in zip(state.shards, state.stamps, model.eta, strict=True)]
-    totals = tuple(_catch_up(*each, clock, model.eta_total) for each in state.totals)
-    shards, stamps = zip(*brought, strict=True)
-    return state._replace(shards=shards, stamps=stamps, totals=totals)
+    return state._replace(
+        shards=tuple(_catch_up(shard, clock, eta) for shard, eta in zip(state.shards, model.eta, strict=True)),
+        totals=tuple(_catch_up(total, clock, model.eta_total) for total in state.totals),
+    )
 
 
-@partial(jax.jit, donate_argnames=("shard", "stamps"))
-def _catch_up(shard, stamps, clock, eta):
-    lam = _bring(shard, *_factors(stamps, clock), eta)
-    return shard.at[:, 0].set(lam), jnp.broadcast_to(clock, stamps.shape)
+@partial(jax.jit, donate_argnames="shard")
+def _catch_up(shard, clock, eta):
+    lam = _bring(shard, clock, eta)
+    return shard.at[:, : lam.shape[1]].set(lam).at[:, -_STAMP:].set(clock)
 
 
 def num_cores() -> int:
@@ -534,50 +530,55 @@ def submit(pool: ThreadPoolExecutor, function: Callable, *args: Any) -> Future:
 
 
 def _touch(state, model, share, pool, then=None):
-    """The rows that changed at the last step, then those of the new minibatch, for which there are β̃ [U, K] a shard.
+    """The rows that changed at the last step and those of the new minibatch, for which there are β̃ [U, K] a shard.
 
     ``then(s, tables)`` is called in every thread as soon as the tables of all are under way; what it returns comes back
     with the state, and may be under way itself.
     """
     threads, dtype, num_topics = len(state.shards), state.shards[0].dtype, state.num_topics
-    none = np.zeros(threads, np.int32)
     pending = state.pending or _no_statistics(share, num_topics, dtype)
     room = pending.words.shape[1]
     clock = _split(state.clock, dtype)
     last_clock = _split(state.last, dtype) if state.pending else clock
-    # One slot that leaves goes with the rest, and its memory becomes that of the slot that comes; others go before.
+    # One slot that leaves goes with the rest, and its memory is that of the slot that comes next; others go before.
     earlier = list(state.leaving)
     last = earlier.pop() if earlier and earlier[-1].words.shape[1] == room else None
     if last is None:
         empty = tuple(_empty_slot(room, num_topics, state.dtype) for _ in range(threads))
-        last = Slot(pending.words, none, empty, jnp.zeros(num_topics, dtype))
+        last = Slot(np.full_like(pending.words, _END), empty, jnp.zeros(num_topics, dtype))
+    spare = state.spare
+    if spare is None or spare[0][0][0].shape[0] != room or spare[0][1].shape[0] != share.words.shape[1]:
+        table = (share.words.shape[1], lda.padded(num_topics))
+        spare = tuple((_empty_slot(room, num_topics, state.dtype), jnp.zeros(table, dtype)) for _ in range(threads))
     left = sum((slot.total for slot in earlier), last.total)
     scale = np.asarray(pending.scale, dtype)
     touched = [Future() for _ in range(threads)]
 
     def work(s):
         try:
-            shard, stamps, eta = state.shards[s], state.stamps[s], model.eta[s]
+            shard, eta = state.shards[s], model.eta[s]
             for slot in earlier:
-                leave = (slot.words[s], slot.num_used[s], last_clock)
-                shard, stamps = _leave(shard, stamps, slot.values[s], leave, eta)
-            leave = (last.words[s], last.num_used[s], last_clock)
-            enter = (pending.words[s], pending.num_used[s], pending.sums, np.int32(s * room // _BLOCK), scale)
-            use = (share.words[s], share.num_used[s], clock)
-            totals = (*state.totals[s], left, pending.totals, model.eta_total)
-            touched[s].set_result(_rows(shard, stamps, last.values[s], totals, leave, enter, use, eta))
+                shard = _leave(shard, slot.values[s], slot.words[s], last_clock, eta)
+            leave = (last.words[s], last.values[s])
+            enter = (pending.words[s], pending.sums, np.int32(s * room), scale)
+            totals = (state.totals[s], left, pending.totals, model.eta_total)
+            touched[s].set_result(
+                _rows(shard, *spare[s], totals, leave, enter, share.words[s], (last_clock, clock), eta)
+            )
         except BaseException as error:
             touched[s].set_exception(error)  # the other threads wait for it
             raise
-        tables = tuple(each.result()[-1] for each in touched)
+        tables = tuple(each.result()[2] for each in touched)
         return then(s, tables) if then else tables[s]
 
     others = [submit(pool, work, s) for s in range(1, threads)]
     results = [work(0), *(other.result() for other in others)]
-    shards, stamps, values, totals, entered, _ = zip(*(each.result() for each in touched), strict=True)
+    shards, values, tables, totals, entered = zip(*(each.result() for each in touched), strict=True)
     if state.pending and state.slots is not None:
-        state.slots.append(Slot(pending.words, pending.num_used, values, entered[0]))
-    return state._replace(shards=shards, stamps=stamps, totals=totals, leaving=(), pending=None), results
+        state.slots.append(Slot(pending.words, values, entered[0]))
+        values = last.values
+    spare = tuple(zip(values, tables, strict=True))
+    return state._replace(shards=shards, totals=totals, leaving=(), pending=None, spare=spare), results
 
 
 def _no_statistics(share, num_topics, dtype):
@@ -585,7 +586,7 @@ def _no_statistics(share, num_topics, dtype):
     threads, room = share.words.shape
     sums = jnp.zeros((threads * room, lda.padded(num_topics)), dtype)
     total = jnp.zeros(num_topics, dtype)
-    return Pending(share.words, np.zeros(threads, np.int32), (sums,) * threads, 0.0, (total,) * threads)
+    return Pending(np.full_like(share.words, _END), (sums,) * threads, 0.0, (total,) * threads)
 
 
 def _split(clock, dtype):
@@ -595,83 +596,96 @@ def _split(clock, dtype):
     return np.array([high[0], low[0], high[1], low[1]], dtype)
 
 
-def _leave_rows(shard, stamps, slot, leave, eta):
-    """Take the values of a slot out of the sums."""
-    words, num_used, clock = leave
+@partial(jax.jit, donate_argnames="shard", compiler_options=ALONE)
+def _leave(shard, slot, words, clock, eta):
+    """Take the values of a slot out of the sums, at this clock."""
 
-    def block(i, carry):
-        shard, stamps = carry
-        rows, ids = _get(shard, words, i)
-        old, places = _get(stamps, words, i)
-        lam = _bring(rows, *_factors(old, clock), _eta(eta, ids))
-        values = _load(tuple(_block(each, i) for each in slot), shard.dtype)
-        return _set(shard, ids, lam, *_add(rows, -values)), _stamp(stamps, places, clock)
+    def one(carry):
+        i, shard = carry
+        w = words[i]
+        old = row(shard, w)
+        new = _bring(old, clock, _eta(eta, w)), *_add(*_split_row(old)[1:3], -_load(slot, i, shard.dtype)), clock[None]
+        return i + 1, _put(shard, w, lax.optimization_barrier(new))
 
-    return lax.fori_loop(0, _num_blocks(num_used), block, (shard, stamps))
-
-
-_leave = jax.jit(_leave_rows, donate_argnames=("shard", "stamps"), compiler_options=ALONE)
+    return lax.while_loop(lambda carry: words[carry[0]] < _END, one, (jnp.int32(0), shard))[1]
 
 
-@partial(jax.jit, donate_argnames=("shard", "stamps", "slot"), compiler_options=ALONE)
-def _rows(shard, stamps, slot, totals, leave, enter, use, eta):
+@partial(jax.jit, donate_argnames=("shard", "slot", "table"), compiler_options=ALONE)
+def _rows(shard, slot, table, totals, leave, enter, use, clocks, eta):
     """What left the window goes, what entered it comes, and the rows of the next minibatch are brought up to date.
 
-    Where the statistics that enter are not finite, nothing is touched, and the table is 0.
+    The three lists of words are walked together, so that a row is read and written once. Where the statistics that
+    enter are not finite, nothing is touched.
+
+    Args:
+      shard: Rows [V/S, 3 K + 4].
+      slot, table: Memory for the values that enter and for β̃.
+      totals: T, the sums over words of what leaves and, for each thread, of what enters; η of the totals.
+      leave: Words and values.
+      enter: Words, for each thread the sums of which these are (D/B) times a part, where that begins, and D/B.
+      use: Words.
+      clocks: Of the last step, when values left and entered, and of the next one.
+      eta: η of the shard.
+
+    Returns:
+      shard, slot, table, T, and the sum over words of what entered.
     """
-    total, stamp, left, entered, eta_total = totals
-    entered = enter[4] * sum(entered)
+    old_total, left, entered, eta_total = totals
+    leave, left_values = leave
+    enter, sums, first, scale = enter
+    entered = scale * sum(entered)
     good = jnp.isfinite(entered).all()
-    leave, enter, use = ((words, jnp.where(good, num, 0), *rest) for words, num, *rest in (leave, enter, use))
-    # The totals are a row like the others.
-    old, last_clock, clock = total, leave[2], use[2]
-    lam = _bring(total, *_factors(stamp, last_clock), eta_total)
-    total = jnp.stack([lam, *_add(total, -left[None])], 1)
-    total = jnp.stack([lam, *_add(total, entered[None])], 1)
-    lam = _bring(total, *_factors(last_clock[None], clock), eta_total)
-    total = jnp.where(good, total.at[:, 0].set(lam), old)
-    stamp = jnp.where(good, clock[None], stamp)
+    num_topics = _num_topics(shard)
+    last_clock, clock = clocks
+    P, lost, Q = (each[0, 0] for each in _factors(last_clock[None], clock))
 
-    # The barrier: the slot is read to the end before the new one is written over it.
-    shard, stamps, slot = lax.optimization_barrier((*_leave_rows(shard, stamps, slot, leave, eta), slot))
+    def change(old, eta, left, entered):
+        """A row at the clock, its sum changed at the last one by what left and entered."""
+        total, residue = _add(*_add(*_split_row(old)[1:3], -left), entered)
+        lam = P * _bring(old, last_clock, eta) + lost * eta + Q * jnp.maximum(total, 0)
+        return lax.optimization_barrier((lam, total, residue, clock[None]))
 
-    words, num_used, sums, first, scale = enter
-    num_topics = shard.shape[2]
+    def next_word(i, j, k):
+        return jnp.minimum(jnp.minimum(leave[i], enter[j]), use[k])
 
-    def come(i, carry):
-        shard, slot = carry
-        rows, ids = _get(shard, words, i)
+    def one(state):
+        i, j, k, shard, slot, table = state
+        w = next_word(i, j, k)
+        # Where the word is not in a list, the row that the list has next is multiplied by 0, and written again in its
+        # turn: that is less than a branch.
+        leaves, enters, used = leave[i] == w, enter[j] == w, use[k] == w
+        # The barrier: these are computed once, and not for every topic.
+        w, factor, sign = lax.optimization_barrier((w, scale * enters, leaves.astype(shard.dtype)))
         # Ŝ_w = (D/B) Σ_d n_dw φ_dw
-        values = scale * sum(_block(each, i + first)[:, :num_topics] for each in sums)
-        stored, values = _store(values, slot[0].dtype)
-        slot = jax.tree.map(lambda x, y: lax.dynamic_update_slice_in_dim(x, y, i * _BLOCK, 0), slot, stored)
-        return _set(shard, ids, rows[:, 0], *_add(rows, values)), slot
+        values = factor * sum(row(each, j + first)[:, :num_topics] for each in sums)
+        slot = jax.tree.map(lambda x, y: set_row(x, j, y), slot, _store(values, slot[0].dtype))
+        # What is added is what was stored, and will be subtracted: a product that is added in one operation is rounded
+        # only then.
+        entering = _load(lax.optimization_barrier(slot), j, shard.dtype)
+        new = change(row(shard, w), _eta(eta, w), sign * _load(left_values, i, shard.dtype), entering)
+        table = lax.cond(
+            used,
+            lambda table: set_row(table, k, lda.scaled_topics(new[0], sizes)[0]),
+            lambda table: table,
+            table,
+        )
+        return i + leaves, j + enters, k + used, _put(shard, w, new), slot, table
 
-    shard, slot = lax.fori_loop(0, _num_blocks(num_used), come, (shard, slot))
-
-    words, num_used, clock = use
-
-    def bring(i, carry):
-        shard, stamps, table = carry
-        rows, ids = _get(shard, words, i)
-        old, places = _get(stamps, words, i)
-        lam = lax.optimization_barrier(_bring(rows, *_factors(old, clock), _eta(eta, ids)))
-        table = lax.dynamic_update_slice_in_dim(table, lda.scaled_topics(lam, total[:, 0])[0], i * _BLOCK, 0)
-        return shard.at[ids, 0].set(lam, mode="drop"), _stamp(stamps, places, clock), table
-
-    table = jnp.zeros((words.shape[0], lda.padded(num_topics)), shard.dtype)
-    shard, stamps, table = lax.fori_loop(0, _num_blocks(num_used), bring, (shard, stamps, table))
-    return shard, stamps, slot, (total, stamp), entered, table
+    # The totals are a row like the others.
+    total = jnp.where(good, jnp.concatenate(change(old_total, eta_total, left[None], entered[None]), 1), old_total)
+    sizes = lda.topic_sizes(total[:, :num_topics])
+    start = (*[jnp.int32(0)] * 3, shard, slot, table)
+    *_, shard, slot, table = lax.while_loop(lambda state: good & (next_word(*state[:3]) < _END), one, start)
+    return shard, slot, table, total, entered
 
 
 @partial(jax.jit, donate_argnames="spare", keep_unused=True, compiler_options=ALONE)
-def _documents(alpha, tables, batch, tol, max_iter, spare, hashed=None):
+def _documents(alpha, tables, batch, bounds, tol, max_iter, spare, hashed=None):
     """The sums of a share of the documents, into the memory of ``spare``; and what the reader wants to know.
 
     ``hashed`` are empty buckets and those of the words, where a sketch of the sums is wanted.
     """
-    table = tables[0] if len(tables) == 1 else jnp.concatenate(tables)
-    sums, info = lda.fit_documents(alpha, table, batch, tol, max_iter)
+    sums, info = lda.fit_documents(alpha, tables, batch, tol, max_iter, *bounds)
     sketch = None
     if hashed is not None:
         empty, bucket = hashed
@@ -679,39 +693,43 @@ def _documents(alpha, tables, batch, tol, max_iter, spare, hashed=None):
     return sums, sums.sum(0)[: alpha.shape[0]], info.iterations.sum(), info.change, sketch
 
 
-def _get(array, words, i):
-    """Some rows and their numbers; beyond the last word it is the last row, not to be written back."""
-    ids = _block(words, i)
-    # The barrier keeps the reading in one place, and before any writing that uses these numbers: without it every use
-    # reads again, and the array is copied first.
-    return lax.optimization_barrier((array.at[ids].get(mode="clip"), ids))
+def _num_topics(shard):
+    return (shard.shape[1] - _STAMP) // 3
 
 
-def _set(shard, ids, lam, total, residue):
-    return shard.at[ids].set(jnp.stack([lam, total, residue], 1), mode="drop")
+def _split_row(rows):
+    """λ, Σ, δ [n, K] and the stamps [n, 4]."""
+    num_topics = _num_topics(rows)
+    return tuple(jnp.split(rows, (num_topics, 2 * num_topics, 3 * num_topics), 1))
 
 
-def _stamp(stamps, ids, clock):
-    return stamps.at[ids].set(jnp.broadcast_to(clock, (len(ids), 4)), mode="drop")
+def _put(shard, w, new):
+    """Write a row, given in parts; these have to be computed before (a barrier), as they are read from the row."""
+    columns = itertools.accumulate((part.shape[1] for part in new[:-1]), initial=0)
+    for part, column in zip(new, columns, strict=True):
+        shard = lax.dynamic_update_slice(shard, part, (w, jnp.int32(column)))
+    return shard
 
 
 def _factors(stamps, clock):
     """P, 1 − P and Q [n, 1] that bring rows from their stamps to a clock."""
-    a, a_rest, c, c_rest = (stamps[:, j, None] for j in range(4))
+    a, a_rest, c, c_rest = (stamps[:, j, None] for j in range(_STAMP))
     # P = exp(A_j − A_i),   Q = C_j − P C_i = (C_j − C_i) + (1 − P) C_i
     log_P = (clock[0] - a) + (clock[1] - a_rest)
     lost = -jnp.expm1(log_P)
     return jnp.exp(log_P), lost, ((clock[2] - c) + (clock[3] - c_rest)) + lost * c
 
 
-def _bring(rows, P, lost, Q, eta):
+def _bring(rows, clock, eta):
+    """λ [n, K] of rows at a clock."""
+    lam, total, _, stamps = _split_row(rows)
+    P, lost, Q = _factors(stamps, clock)
     # λ ← P λ + (1 − P) η + Q Σ, where rounding may have left a sum of nothing below 0
-    return P * rows[:, 0] + lost * eta + Q * jnp.maximum(rows[:, 1], 0)
+    return P * lam + lost * eta + Q * jnp.maximum(total, 0)
 
 
-def _add(rows, values):
+def _add(total, residue, values):
     """Σ and δ with the values added: the error of every addition is carried along."""
-    total, residue = rows[:, 1], rows[:, 2]
     high = total + values
     back = high - total
     low = ((total - (high - back)) + (values - back)) + residue
@@ -719,34 +737,26 @@ def _add(rows, values):
     return total, low - (total - high)
 
 
-def _eta(eta, ids):
-    return eta if eta.shape[0] == 1 else eta.at[ids].get(mode="clip")
-
-
-def _block(x, i):
-    return lax.dynamic_slice_in_dim(x, i * _BLOCK, _BLOCK)
-
-
-def _num_blocks(num_used):
-    return (num_used + _BLOCK - 1) // _BLOCK
+def _eta(eta, w):
+    return eta if eta.shape[0] == 1 else row(eta, w)
 
 
 def _store(values, dtype):
-    """Values [n, K] ≥ 0 as a slot keeps them, and as they come out again: what is added is what will be subtracted.
+    """Values [n, K] ≥ 0 as a slot keeps them.
 
     As uint8 a value is a float of 5 bits of exponent and 3 of mantissa, relative to the row: within a tenth of what it
     was, 2 % on average, and down to 2^−31 of the largest. The sum of the row is kept, by its scale.
     """
     if dtype != jnp.uint8:
-        stored = values.astype(dtype)
-        return (stored,), stored.astype(values.dtype)
+        return (values.astype(dtype),)
     values = values.astype(jnp.float32)
     largest = jnp.maximum(values.max(1, keepdims=True), jnp.finfo(jnp.float32).tiny)
     bits = lax.bitcast_convert_type(values / largest, jnp.int32)
     codes = jnp.clip(((bits + (1 << 19)) >> 20) - _CODE_BIAS, 0, 255).astype(jnp.uint8)
-    share = _decode(codes)
-    scale = values.sum(1) / jnp.maximum(share.sum(1), jnp.finfo(jnp.float32).tiny)
-    return (codes, scale), share * scale[:, None]
+    scale = values.sum(1) / jnp.maximum(_decode(codes).sum(1), jnp.finfo(jnp.float32).tiny)
+    # Of 20 bits, so that its product with a code is exact: what is subtracted is then what was added, even where XLA
+    # multiplies and adds in one operation.
+    return codes, lax.reduce_precision(scale, 8, 19)
 
 
 def _empty_slot(room, num_topics, dtype):
@@ -754,7 +764,9 @@ def _empty_slot(room, num_topics, dtype):
     return (codes, jnp.zeros(room, jnp.float32)) if dtype == jnp.uint8 else (codes,)
 
 
-def _load(slot, dtype):
+def _load(slot, i, dtype):
+    """Values [1, K] of row i of a slot."""
+    slot = tuple(row(each, i) for each in slot)
     values = _decode(slot[0]) * slot[1][:, None] if slot[0].dtype == jnp.uint8 else slot[0]
     return values.astype(dtype)
 

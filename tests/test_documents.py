@@ -7,28 +7,36 @@ import pytest
 import scipy.sparse
 from hypothesis import given, settings
 
-from smoothgrad_jax import pack
+from smoothgrad_jax import lda, pack
 from smoothgrad_jax.documents import csr, split
 
 
 def unpack(batch):
     """The documents of a batch, read tile by tile as the compiled program does: a dense [B, V]."""
     dense = np.zeros((batch.size, int(batch.num_words)))
-    seen = np.zeros(batch.size, int)
-    for group in batch.groups:
-        width = len(group.span)
-        np.testing.assert_array_equal(group.span, np.arange(width))
-        for i in range(int(group.first), int(group.last)):
-            start, end = batch.offsets[i], batch.offsets[i + 1]
-            assert start + width <= len(batch.words)  # a tile never reaches beyond the array
-            assert 0 < end - start <= width
-            words = batch.vocabulary[batch.words[start : start + width]]
-            counts = np.where(group.span < end - start, batch.counts[start : start + width], 0)
-            np.add.at(dense[batch.rows[i]], words, counts)
-            seen[batch.rows[i]] += 1
-    assert (seen <= 1).all()
-    assert (seen[dense.sum(1) > 0] == 1).all()
+    for d in range(batch.size):
+        start, length = batch.offsets[d], batch.offsets[d + 1] - batch.offsets[d]
+        assert length <= sum(batch.tiles)
+        seen = 0
+        for wanted, at, used in reversed(lda._parts(length, batch.tiles)):  # the largest tile has the first words
+            if not wanted:
+                assert used == 0
+                continue
+            assert at == seen
+            part = slice(start + at, start + at + used)
+            np.add.at(dense[d], batch.vocabulary[batch.words[part]], batch.counts[part])
+            seen += int(used)
+        assert seen == length
     return dense
+
+
+def padded(batch):
+    """Rows of all tiles that the documents use."""
+    return sum(
+        size * int(wanted)
+        for n in np.diff(batch.offsets)
+        for size, (wanted, *_) in zip(batch.tiles, lda._parts(n, batch.tiles), strict=True)
+    )
 
 
 matrices = hnp.arrays(
@@ -56,35 +64,21 @@ def test_pack_selects_and_stacks_rows(X, data):
     rows = data.draw(hnp.arrays(np.int64, (3, 4), elements=st.integers(0, len(X) - 1)))
     batches = pack(X, rows)
     for t in range(3):
-        one = type(batches)(
-            *(x[t] for x in batches[:6]),
-            groups=tuple(type(g)(*(x[t] for x in g)) for g in batches.groups),
-            columns=batches.columns[t],
-        )
+        one = type(batches)(*(x[t] for x in batches))
         np.testing.assert_array_equal(unpack(one), X[rows[t]])
     np.testing.assert_array_equal(unpack(pack(X, rows[0])), X[rows[0]])
 
 
-def test_a_document_gets_the_same_tile_whatever_the_batch(rng):
-    X = (rng.random((40, 300)) < rng.random((40, 1))).astype(float)
-    width = {}
-    for rows in (np.arange(40), np.arange(5), np.arange(39, -1, -3)):
-        batch = pack(X, rows)
-        for group in batch.groups:
-            for i in range(int(group.first), int(group.last)):
-                row = rows[batch.rows[i]]
-                assert width.setdefault(row, len(group.span)) == len(group.span)
-    assert len(set(width.values())) > 3
-
-
-def test_tiles_do_not_waste_much(rng):
+def test_tiles_waste_less_than_eight_rows(rng):
     lengths = np.arange(1, 3000)
     words, indptr = np.concatenate([np.arange(n) for n in lengths]), np.concatenate([[0], np.cumsum(lengths)])
     X = scipy.sparse.csr_array((np.ones(lengths.sum()), words, indptr), shape=(len(lengths), 3000))
     batch = pack(X)
-    padded = sum(len(group.span) * (group.last - group.first) for group in batch.groups)
-    assert padded < 1.25 * lengths.sum()
-    assert len(batch.groups) < 20
+    assert padded(batch) == (-(-lengths // 8) * 8).sum()
+    assert batch.tiles == (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+    # A tile is cut out of the counts where it begins: it must not reach beyond them, or it would be moved.
+    parts = zip(batch.tiles, lda._parts(np.int32(2999), batch.tiles), strict=True)
+    assert batch.offsets[-2] + max(at + size for size, (wanted, at, _) in parts if wanted) <= len(batch.counts)
 
 
 def test_batches_of_one_size_share_their_shapes(rng):
@@ -97,7 +91,7 @@ def test_batches_of_one_size_share_their_shapes(rng):
     shapes = set()
     for _ in range(50):
         batch = pack(X, rng.choice(3000, 100))
-        shapes.add((len(batch.vocabulary), len(batch.words), tuple(len(group.span) for group in batch.groups)))
+        shapes.add((len(batch.vocabulary), len(batch.words), batch.tiles))
     assert len(shapes) <= 2
 
 
@@ -105,7 +99,7 @@ def test_empty_documents_keep_their_row():
     batch = pack(np.array([[0, 0], [1, 2], [0, 0]]))
     assert batch.size == 3
     np.testing.assert_array_equal(unpack(batch), [[0, 0], [1, 2], [0, 0]])
-    assert pack(np.zeros((2, 3))).groups == ()
+    np.testing.assert_array_equal(unpack(pack(np.zeros((2, 3)))), 0)
 
 
 def test_duplicate_and_explicit_zero_entries():
