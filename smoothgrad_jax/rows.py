@@ -615,7 +615,7 @@ def _rows(shard, slot, table, totals, leave, enter, use, clocks, eta):
     """What left the window goes, what entered it comes, and the rows of the next minibatch are brought up to date.
 
     The three lists of words are walked together, so that a row is read and written once. Where the statistics that
-    enter are not finite, nothing is touched.
+    enter are not finite, no row is touched and β̃ is NaN, so that those of all steps to come are not finite either.
 
     Args:
       shard: Rows [V/S, 3 K + 4].
@@ -676,6 +676,7 @@ def _rows(shard, slot, table, totals, leave, enter, use, clocks, eta):
     sizes = lda.topic_sizes(total[:, :num_topics])
     start = (*[jnp.int32(0)] * 3, shard, slot, table)
     *_, shard, slot, table = lax.while_loop(lambda state: good & (next_word(*state[:3]) < _END), one, start)
+    table = lax.cond(good, lambda table: table, lambda table: jnp.full_like(table, jnp.nan), table)
     return shard, slot, table, total, entered
 
 

@@ -18,6 +18,7 @@ import itertools
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ from smoothgrad_jax.window import ExponentialState, Warmup, check_length, check_
 _PATIENCE = 0.25  # seconds between two reports, unless the caller asks for a number of steps
 _LEAST_WORK = 700_000  # entries × topics a thread: with 650,000 in all (news, K = 100) two were no faster than one
 _SLOTS = (jnp.float32, jnp.float64, jnp.bfloat16, jnp.uint8)  # float16 overflows at 65,504, which counts do reach
+_IN_FLIGHT = 3  # steps that are handed out before the first of them has ended: handing out may have to wait for a core
 _AHEAD = 1024  # values of a schedule that are computed at a time
 _NEEDS_A_NUMBER = (
     jax.errors.ConcretizationTypeError,
@@ -512,7 +514,7 @@ class _Rows:
         self._model = rows.deal(model, self._state)
         self._options = {"warmup": warmup, "tol": tol, "max_iter": max_iter}
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="rows")
-        self._info = None
+        self._infos = deque()
         self._buckets = None if self._state.rule is None else adaptive.buckets(self._state.num_words)[0]
         self.length = None
 
@@ -542,18 +544,21 @@ class _Rows:
     def advance(self, share, rho, length):
         self._state, info = rows.step(self._state, share, self._model, rho, length, self._pool, **self._options)
         self.length = float(info.length)
-        # One step ahead: while the next one is handed out, this one runs.
-        self._check(self._info)
-        self._info = info
+        # Some steps ahead: while these are handed out, the last ones run.
+        self._infos.append(info)
+        self._wait_for(_IN_FLIGHT)
 
-    def _check(self, info):
-        if info is not None and not info.finite:
-            self._state, self._info = rows.before(self._state, info, self._model), None
-            raise _not_finite(self.step)
+    def _wait_for(self, number):
+        """Until no more than so many steps are under way."""
+        while len(self._infos) > number:
+            info = self._infos.popleft()
+            if not info.finite:
+                self._infos.clear()
+                self._state = rows.before(self._state, info, self._model)
+                raise _not_finite(self.step)
 
     def wait(self):
-        self._check(self._info)
-        self._info = None
+        self._wait_for(0)
 
     def state(self):
         self.wait()
