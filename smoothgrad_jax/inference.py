@@ -21,6 +21,7 @@ import numpy as np
 from smoothgrad_jax import documents, lda, rows
 from smoothgrad_jax.corpus import Corpus
 from smoothgrad_jax.lda import LDA
+from smoothgrad_jax.loops import ALONE, whole
 
 _CHUNK = 512  # documents in a program
 _ENTRIES = 1 << 16  # entries of held-out halves that are scored at a time: [_ENTRIES, K] twice is what it takes
@@ -137,11 +138,17 @@ def completion(model: LDA, lam: Any, X: Any, key: jax.Array | None = None, **opt
     )
 
 
-@partial(jax.jit, compiler_options=rows.ALONE)
+@partial(jax.jit, compiler_options=ALONE)
 def _fit(model, lam, batch, tol, max_iter):
-    table, _ = lda.topic_table(lam, batch)
     alpha = jnp.broadcast_to(model.alpha, lam.shape[1])
-    return lda.fit_documents(alpha, (table,), batch, tol, max_iter)[1].gamma
+    empty = jnp.zeros((batch.size, lam.shape[1]), lam.dtype)
+    return _fit_whole(empty, alpha, lam, lam.sum(0, keepdims=True), batch, tol, max_iter)
+
+
+@whole
+def _fit_whole(_, alpha, lam, total, batch, tol, max_iter):
+    table, _ = lda.topic_table(lam, total, batch)
+    return lda.fit_documents(alpha, (table,), batch, tol, max_iter)[-1].gamma
 
 
 def _layout(corpus, lengths, starts, size):

@@ -36,6 +36,7 @@ from jax import lax
 
 from smoothgrad_jax import dirichlet, documents
 from smoothgrad_jax.documents import Batch
+from smoothgrad_jax.loops import row, set_row, whole
 
 _LANES = 16  # topics are padded to a multiple of this: AVX-512 takes 16 at a time, and XLA takes a rest one by one
 _SEEDS, _SEED_WEIGHT = 20, 0.3  # documents of a topic to start from; with a weight of 1 the score is lower
@@ -212,24 +213,23 @@ def _local_step(model, lam, batch, tol, max_iter):
 @jax.jit
 def _elbo(model, lam, batch, tol, max_iter):
     table, log_scale, _, info = _fit(model, lam, batch, tol, max_iter)
-    counts = batch.counts.astype(lam.dtype)
-
-    def one(d):
-        gamma = info.gamma[d]
-        theta, shift = _theta(gamma)
-        theta, shift = _pad(theta), shift - dirichlet.digamma(gamma.sum())
-
-        def add(i, total):
-            # log Σ_k exp(E[log θ_k] + E[log β_wk]), with the factors put back that θ̃ and β̃ lack
-            w = batch.words[i]
-            return total + counts[i] * (jnp.log(table[w] @ theta) + log_scale[w] + shift)
-
-        return lax.fori_loop(batch.offsets[d], batch.offsets[d + 1], add, jnp.zeros((), lam.dtype))
-
-    likelihood = lax.map(one, jnp.arange(batch.size)).sum()
+    likelihood = _log_likelihoods(jnp.zeros(batch.size, lam.dtype), table, log_scale, batch, info.gamma).sum()
     local = dirichlet.kl_divergence(info.gamma, model.alpha).sum()
     topic = dirichlet.kl_divergence(lam, model.eta, axis=0).sum()
     return model.num_docs / batch.size * (likelihood - local) - topic
+
+
+@whole
+def _log_likelihoods(_, table, log_scale, batch, gammas):
+    """Σ_w n_dw log Σ_k exp(E[log θ_dk] + E[log β_wk]) [B]."""
+
+    def one(d):
+        theta, shift = _theta(gammas[d])
+        # The factors are put back that θ̃ and β̃ lack.
+        shift = shift - dirichlet.digamma(gammas[d].sum())
+        return _sum_log(table, _pad(theta), batch, d, lambda w: log_scale[w] + shift)
+
+    return lax.map(one, jnp.arange(batch.size))
 
 
 @jax.jit
@@ -237,26 +237,47 @@ def _log_predictive(model, lam, observed, held_out, tol, max_iter):
     *_, info = _fit(model, lam, observed, tol, max_iter)
     theta = info.gamma / info.gamma.sum(1, keepdims=True)
     beta = lam[held_out.vocabulary] / lam.sum(0, keepdims=True)
-    counts = held_out.counts.astype(lam.dtype)
+    log_p = _log_probabilities(jnp.zeros(held_out.size, lam.dtype), beta, theta, held_out)
+    return log_p.sum() / held_out.counts.astype(lam.dtype).sum()
 
-    def one(d):
-        def add(i, total):
-            return total + counts[i] * jnp.log(beta[held_out.words[i]] @ theta[d])
 
-        return lax.fori_loop(held_out.offsets[d], held_out.offsets[d + 1], add, jnp.zeros((), lam.dtype))
+@whole
+def _log_probabilities(_, beta, theta, batch):
+    """Σ_w n_dw log Σ_k θ_dk β_wk [B]."""
+    return lax.map(lambda d: _sum_log(beta, theta[d], batch, d, lambda _: 0), jnp.arange(batch.size))
 
-    return lax.map(one, jnp.arange(held_out.size)).sum() / counts.sum()
+
+def _sum_log(table, theta, batch, d, extra):
+    """Σ_w n_dw (log (table θ)_w + extra(w)) of document d."""
+
+    def add(i, total):
+        w = batch.words[i]
+        return total + batch.counts[i].astype(total.dtype) * (jnp.log(table[w] @ theta) + extra(w))
+
+    return lax.fori_loop(batch.offsets[d], batch.offsets[d + 1], add, jnp.zeros((), theta.dtype))
 
 
 @jax.custom_batching.sequential_vmap
 def _fit(model, lam, batch, tol, max_iter):
-    """β̃, the log of its scale, the sums of the documents, and what was found.
+    """β̃, the log of its scale, Σ_d n_dw φ_dwk [U, K padded], and what was found.
 
     Runs under ``vmap`` go one after the other: together each document would take as long as in the slowest run, and a
     row that is written for several runs at once is no longer written in place.
     """
-    table, log_scale = topic_table(lam, batch)
-    return table, log_scale, *fit_documents(jnp.broadcast_to(model.alpha, lam.shape[1]), (table,), batch, tol, max_iter)
+    alpha = jnp.broadcast_to(model.alpha, lam.shape[1])
+    table = jnp.zeros((batch.vocabulary.shape[0], padded(lam.shape[1])), lam.dtype)
+    info = LocalInfo(
+        jnp.zeros((batch.size, lam.shape[1]), lam.dtype), jnp.zeros(batch.size, jnp.int32), jnp.zeros((), lam.dtype)
+    )
+    empty = table, table[:, 0], table, info
+    return _fit_whole(empty, alpha, lam, lam.sum(0, keepdims=True), batch, tol, max_iter)
+
+
+@whole
+def _fit_whole(_, alpha, lam, total, batch, tol, max_iter):
+    table, log_scale = topic_table(lam, total, batch)
+    stats, _, info = fit_documents(alpha, (table,), batch, tol, max_iter)
+    return table, log_scale, stats, info
 
 
 def fit_documents(
@@ -267,7 +288,7 @@ def fit_documents(
     max_iter: Any,
     first: Any = 0,
     last: Any = None,
-) -> tuple[jax.Array, LocalInfo]:
+) -> tuple[jax.Array, jax.Array, LocalInfo]:
     """Fit γ of the documents of a batch; not compiled by itself.
 
     The fixed point is found with momentum (Polyak's heavy ball): with F(γ) = α + θ̃ ∘ ((n / β̃θ̃) β̃), the next point to
@@ -290,8 +311,7 @@ def fit_documents(
     | with momentum                             | 7.8, 12.3  | 8.9, 13.2  | 6.3, 7.7  |
     | its bound over plain, nats in 10⁴ words   | 0.1, 0.3   | 0.0, −0.6  | 0.3, 12   |
 
-    All of it is loops over rows that are read and written in place, and no scatter: XLA makes one function of such
-    loops, without a task to hand out for every operation, which took as long as the arithmetic.
+    All of it is loops over rows, read and written in place, for a caller that is :func:`smoothgrad_jax.loops.whole`.
 
     Args:
       alpha: α [K].
@@ -302,8 +322,8 @@ def fit_documents(
       first, last: Fit only the documents first … last − 1.
 
     Returns:
-      Σ_d n_dw φ_dwk for the words of all tables, one after the other [S U, K padded], and :class:`LocalInfo`; a
-      document that was not asked for keeps γ = α.
+      Σ_d n_dw φ_dwk for the words of all tables, one after the other [S U, K padded]; its sum over words [K]; and
+      :class:`LocalInfo`, in which a document that was not asked for keeps γ = α.
     """
     num_topics, dtype = alpha.shape[0], tables[0].dtype
     width = padded(num_topics)
@@ -312,7 +332,7 @@ def fit_documents(
     all_counts, sizes, parts = batch.counts.astype(dtype), batch.tiles, range(len(batch.tiles))
 
     def fit(d, carry):
-        stats, tiles, gammas, iterations, change = carry
+        stats, total, tiles, gammas, iterations, change = carry
         start, length = batch.offsets[d], batch.offsets[d + 1] - batch.offsets[d]
         wanted, at, used = zip(*_parts(length, sizes), strict=True)
         # Rows of earlier documents stay where this one has none: they are finite, and their counts are 0.
@@ -362,9 +382,11 @@ def fit_documents(
         theta, _ = _theta(gamma)
         for j in parts:
             stats = lax.cond(wanted[j], partial(add, j, theta), lambda stats: stats, stats)
+        total = total + (theta * expected(theta))[:num_topics]
         moved = jnp.where(length > 0, moved, 0)
         return (
             stats,
+            total,
             tiles,
             set_row(gammas, d, gamma[None, :num_topics]),
             set_row(iterations, d, i[None]),
@@ -373,13 +395,14 @@ def fit_documents(
 
     carry = (
         jnp.zeros((len(tables) * tables[0].shape[0], width), dtype),
+        jnp.zeros(num_topics, dtype),
         tuple(jnp.ones((size, width), dtype) for size in sizes),
         jnp.broadcast_to(alpha, (batch.size, num_topics)),
         jnp.zeros(batch.size, jnp.int32),
         jnp.zeros((), dtype),
     )
-    stats, _, *info = lax.fori_loop(first, batch.size if last is None else last, fit, carry)
-    return stats, LocalInfo(*info)
+    stats, total, _, *info = lax.fori_loop(first, batch.size if last is None else last, fit, carry)
+    return stats, total, LocalInfo(*info)
 
 
 def _parts(length, sizes):
@@ -403,16 +426,6 @@ def _fill(tile, tables, words, start, used):
         return set_row(tile, j, lax.switch(which, [partial(row, table) for table in tables], w))
 
     return lax.fori_loop(0, used, one, tile)
-
-
-def row(array: jax.Array, i: Any) -> jax.Array:
-    """array[i : i + 1]"""
-    return lax.dynamic_slice_in_dim(array, i, 1)
-
-
-def set_row(array: jax.Array, i: Any, new: jax.Array) -> jax.Array:
-    """The array with array[i : i + 1] set; in a loop that has no other use of it, in place."""
-    return lax.dynamic_update_slice_in_dim(array, new, i, 0)
 
 
 def topic_sizes(total: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -463,9 +476,15 @@ def _sum(x):
     return x.sum()
 
 
-def topic_table(lam: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """β̃ [U, K padded] of the words in the batch and the log of its scale [U]; not compiled by itself."""
-    sizes = topic_sizes(lam.sum(0, keepdims=True))
+def topic_table(lam: jax.Array, total: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """β̃ [U, K padded] of the words in the batch and the log of its scale [U]; not compiled by itself.
+
+    Args:
+      lam: λ [V, K].
+      total: T [1, K].
+      batch: The documents.
+    """
+    sizes = topic_sizes(total)
 
     def fill(i, carry):
         scaled, log_peak = scaled_topics(row(lam, batch.vocabulary[i]), sizes)

@@ -25,9 +25,8 @@ A step is two programs a thread: the first works on the rows of a shard (what le
 the words that come), the second on a share of the documents. Threads are Python's: a program of XLA left to its own
 threads hands out pieces of a microsecond, and is slower on two cores than on one.
 
-The programs are loops over rows, each read and written in place: XLA makes one function of a loop without a scatter. A
-row lies in one piece and is written in pieces, as XLA computes what is put together from several arrays number by
-number.
+The programs are loops over rows, each read and written in place (:mod:`smoothgrad_jax.loops`). A row lies in one piece
+and is written in pieces, as XLA computes what is put together from several arrays number by number.
 
 With L = 1 this is SVI with the lazy updates of Vowpal Wabbit; with any L that does not grow it equals
 :func:`smoothgrad_jax.global_step`.
@@ -50,14 +49,13 @@ from jax import lax
 from smoothgrad_jax import adaptive, lda
 from smoothgrad_jax.adaptive import Adaptive
 from smoothgrad_jax.documents import Batch
-from smoothgrad_jax.lda import row, set_row
+from smoothgrad_jax.loops import ALONE, row, set_row, whole
 from smoothgrad_jax.window import Warmup
 
 _MOST_THREADS = 8
 _END = 1 << 30  # stands after the last word of a list
 _STAMP = 4  # numbers of a stamp: (A, C) as a + a′ and c + c′
 _CODE_BIAS = (127 << 3) - 255  # the code 255 is 1.0: exponent 127 and mantissa 0, in the 11 upper bits of a float
-ALONE = {"xla_disable_hlo_passes": "cpu-parallel-task-assigner"}  # a program stays on the thread that runs it
 
 
 class Share(NamedTuple):
@@ -277,7 +275,7 @@ def share(batch: Batch, threads: int, buckets: np.ndarray | None = None) -> Shar
     cuts = np.searchsorted(batch.offsets, batch.offsets[-1] * np.arange(1, threads) / threads)
     return Share(
         words,
-        batch._replace(vocabulary=np.zeros(threads * room, np.int32), words=position[batch.words]),
+        batch._replace(vocabulary=np.zeros(0, np.int32), num_used=np.zeros(0, np.int32), words=position[batch.words]),
         np.array([0, *cuts, batch.size], np.int32),
         hashed,
     )
@@ -596,7 +594,8 @@ def _split(clock, dtype):
     return np.array([high[0], low[0], high[1], low[1]], dtype)
 
 
-@partial(jax.jit, donate_argnames="shard", compiler_options=ALONE)
+@partial(jax.jit, donate_argnums=0, compiler_options=ALONE)
+@whole
 def _leave(shard, slot, words, clock, eta):
     """Take the values of a slot out of the sums, at this clock."""
 
@@ -630,14 +629,25 @@ def _rows(shard, slot, table, totals, leave, enter, use, clocks, eta):
     Returns:
       shard, slot, table, T, and the sum over words of what entered.
     """
-    old_total, left, entered, eta_total = totals
+    total, left, entered, eta_total = totals
+    arrays = shard, slot, table, total, jnp.zeros_like(left)
+    return _walk(arrays, left, entered, eta_total, leave, enter, use, clocks, eta)
+
+
+@whole
+def _walk(arrays, left, entered, eta_total, leave, enter, use, clocks, eta):
+    shard, slot, table, old_total, _ = arrays
     leave, left_values = leave
     enter, sums, first, scale = enter
+    last_clock, clock = clocks
+    num_topics = _num_topics(shard)
+
     entered = scale * sum(entered)
     good = jnp.isfinite(entered).all()
-    num_topics = _num_topics(shard)
-    last_clock, clock = clocks
     P, lost, Q = (each[0, 0] for each in _factors(last_clock[None], clock))
+
+    def next_word(i, j, k):
+        return jnp.minimum(jnp.minimum(leave[i], enter[j]), use[k])
 
     def change(old, eta, left, entered):
         """A row at the clock, its sum changed at the last one by what left and entered."""
@@ -645,22 +655,24 @@ def _rows(shard, slot, table, totals, leave, enter, use, clocks, eta):
         lam = P * _bring(old, last_clock, eta) + lost * eta + Q * jnp.maximum(total, 0)
         return lax.optimization_barrier((lam, total, residue, clock[None]))
 
-    def next_word(i, j, k):
-        return jnp.minimum(jnp.minimum(leave[i], enter[j]), use[k])
+    # The totals are a row like the others.
+    total = jnp.concatenate(change(old_total, eta_total, left[None], entered[None]), 1)
+    total = jnp.where(good, total, old_total)
+    sizes = lda.topic_sizes(total[:, :num_topics])
 
     def one(state):
         i, j, k, shard, slot, table = state
         w = next_word(i, j, k)
-        # Where the word is not in a list, the row that the list has next is multiplied by 0, and written again in its
-        # turn: that is less than a branch.
+        # Where the word is not in a list, the row that the list has next is multiplied by 0, and written again in
+        # its turn: that is less than a branch.
         leaves, enters, used = leave[i] == w, enter[j] == w, use[k] == w
         # The barrier: these are computed once, and not for every topic.
         w, factor, sign = lax.optimization_barrier((w, scale * enters, leaves.astype(shard.dtype)))
         # Ŝ_w = (D/B) Σ_d n_dw φ_dw
         values = factor * sum(row(each, j + first)[:, :num_topics] for each in sums)
         slot = jax.tree.map(lambda x, y: set_row(x, j, y), slot, _store(values, slot[0].dtype))
-        # What is added is what was stored, and will be subtracted: a product that is added in one operation is rounded
-        # only then.
+        # What is added is what was stored, and will be subtracted: a product that is added in one operation is
+        # rounded only then.
         entering = _load(lax.optimization_barrier(slot), j, shard.dtype)
         new = change(row(shard, w), _eta(eta, w), sign * _load(left_values, i, shard.dtype), entering)
         table = lax.cond(
@@ -671,27 +683,32 @@ def _rows(shard, slot, table, totals, leave, enter, use, clocks, eta):
         )
         return i + leaves, j + enters, k + used, _put(shard, w, new), slot, table
 
-    # The totals are a row like the others.
-    total = jnp.where(good, jnp.concatenate(change(old_total, eta_total, left[None], entered[None]), 1), old_total)
-    sizes = lda.topic_sizes(total[:, :num_topics])
     start = (*[jnp.int32(0)] * 3, shard, slot, table)
     *_, shard, slot, table = lax.while_loop(lambda state: good & (next_word(*state[:3]) < _END), one, start)
-    table = lax.cond(good, lambda table: table, lambda table: jnp.full_like(table, jnp.nan), table)
+    unknown = jnp.full((1, table.shape[1]), jnp.nan, table.dtype)
+    table = lax.fori_loop(0, jnp.where(good, 0, table.shape[0]), lambda i, table: set_row(table, i, unknown), table)
     return shard, slot, table, total, entered
 
 
-@partial(jax.jit, donate_argnames="spare", keep_unused=True, compiler_options=ALONE)
+@partial(jax.jit, donate_argnames="spare", compiler_options=ALONE)
 def _documents(alpha, tables, batch, bounds, tol, max_iter, spare, hashed=None):
     """The sums of a share of the documents, into the memory of ``spare``; and what the reader wants to know.
 
     ``hashed`` are empty buckets and those of the words, where a sketch of the sums is wanted.
     """
-    sums, info = lda.fit_documents(alpha, tables, batch, tol, max_iter, *bounds)
+    nothing = jnp.zeros_like(alpha), jnp.zeros((), jnp.int32), jnp.zeros((), alpha.dtype)
+    sums, *found = _fit((spare, *nothing), alpha, tables, batch, bounds, tol, max_iter)
     sketch = None
     if hashed is not None:
         empty, bucket = hashed
         sketch = adaptive.fill(empty, sums, bucket)[:, : alpha.shape[0]].ravel()
-    return sums, sums.sum(0)[: alpha.shape[0]], info.iterations.sum(), info.change, sketch
+    return sums, *found, sketch
+
+
+@whole
+def _fit(_, alpha, tables, batch, bounds, tol, max_iter):
+    sums, total, info = lda.fit_documents(alpha, tables, batch, tol, max_iter, *bounds)
+    return sums, total, info.iterations.sum(dtype=jnp.int32), info.change
 
 
 def _num_topics(shard):
