@@ -109,13 +109,19 @@ class Corpus(NamedTuple):
         few = self.num_docs < 100 * batch_size
         looks = [rng.choice(self.num_docs, batch_size, replace=not few) for _ in range(_LOOKS)]
         longest = int(lengths.max())
-        used = np.array([len(np.unique(self.indices[documents.entries(self, rows)])) for rows in looks])
+        used = np.array([self._num_used(rows) for rows in looks])
         entries = batch_size * lengths.mean() + _MARGIN * np.sqrt(batch_size) * lengths.std()
         return Layout(
             longest,
             num_entries=_round(min(entries, batch_size * longest), 1024) + 8,
             num_used=_round(min(used.mean() + _MARGIN * used.std() + 16, self.num_words), 64),
         )
+
+    def _num_used(self, rows):
+        """Different words in some documents; ids are not checked here."""
+        present = np.zeros(self.num_words, bool)
+        present[np.clip(self.indices[documents.entries(self, rows)], 0, self.num_words - 1).astype(np.int64)] = True
+        return np.count_nonzero(present)
 
     def pack(self, rows: Any, layout: Layout) -> Batch:
         """Documents as a :class:`smoothgrad_jax.Batch` in a given layout."""

@@ -279,6 +279,7 @@ def pack_rows(table: Any, rows: np.ndarray, layout: Layout) -> Batch:
     lengths = np.asarray(_lengths(table, rows))
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     ids, counts = _check_entries(table, entries(table, rows))
+    ids = ids.astype(np.int64)  # as NumPy wants them: with others it takes twice as long
     present = np.zeros(table.shape[1], bool)
     present[ids] = True
     position = np.cumsum(present, dtype=np.int32) - 1  # of a word in the batch's own vocabulary

@@ -58,11 +58,11 @@ def whole(function: Callable) -> Callable:
             return lax.fori_loop(0, lax.optimization_barrier(jnp.int32(1)), only_round, arrays)
 
         given = [leaves[i] for i in full]
-        if jax.__version_info__ >= (0, 11):
+        if jax.__version_info__ >= (0, 12):
             return loop(arrays, given)
-        # jax 0.10 does it by itself only for loops that touch less than a kilobyte. The attributes go to the operation
-        # that the values come from, which is the call. XLA ends the process if a call does not use what it is given:
-        # the barrier, which takes all of it, is a use.
+        # Before jax 0.12 XLA does it by itself only for loops that touch less than a kilobyte. The attributes go to the
+        # operation that the values come from, which is the call. XLA ends the process if a call does not use what it
+        # is given: the barrier, which takes all of it, is a use.
         return set_xla_metadata(jax.jit(loop)(arrays, given), xla_cpu_small_call="true", inlineable="false")
 
     return call

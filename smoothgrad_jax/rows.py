@@ -267,6 +267,7 @@ def share(batch: Batch, threads: int, buckets: np.ndarray | None = None) -> Shar
     for s, each in enumerate(mine):
         words[s, : len(each)] = used[each] // threads
         position[each] = s * room + np.arange(len(each), dtype=np.int32)
+    placed = position[batch.words] if threads > 1 else batch.words  # one shard has the words in the batch's order
     hashed = None
     if buckets is not None:
         hashed = np.zeros(threads * room, np.int32)  # beyond the last word there is nothing to add
@@ -275,7 +276,7 @@ def share(batch: Batch, threads: int, buckets: np.ndarray | None = None) -> Shar
     cuts = np.searchsorted(batch.offsets, batch.offsets[-1] * np.arange(1, threads) / threads)
     return Share(
         words,
-        batch._replace(vocabulary=np.zeros(0, np.int32), num_used=np.zeros(0, np.int32), words=position[batch.words]),
+        batch._replace(vocabulary=np.zeros(0, np.int32), num_used=np.zeros(0, np.int32), words=placed),
         np.array([0, *cuts, batch.size], np.int32),
         hashed,
     )
