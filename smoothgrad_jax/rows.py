@@ -682,7 +682,9 @@ def _walk(arrays, left, entered, eta_total, leave, enter, use, clocks, eta):
             lambda table: table,
             table,
         )
-        return i + leaves, j + enters, k + used, _put(shard, w, new), slot, table
+        # A row that was only read is left as it was: the next time it is brought from there.
+        shard = lax.cond(leaves | enters, lambda shard: _put(shard, w, new), lambda shard: shard, shard)
+        return i + leaves, j + enters, k + used, shard, slot, table
 
     start = (*[jnp.int32(0)] * 3, shard, slot, table)
     *_, shard, slot, table = lax.while_loop(lambda state: good & (next_word(*state[:3]) < _END), one, start)
