@@ -55,6 +55,7 @@ from smoothgrad_jax.window import Warmup
 _MOST_THREADS = 8
 _END = 1 << 30  # stands after the last word of a list
 _STAMP = 4  # numbers of a stamp: (A, C) as a + a′ and c + c′
+_LINE = 16  # every so many numbers of a row are looked at to have all of it in the cache: 64 bytes of float32
 _CODE_BIAS = (127 << 3) - 255  # the code 255 is 1.0: exponent 127 and mantissa 0, in the 11 upper bits of a float
 
 
@@ -572,7 +573,7 @@ def _touch(state, model, share, pool, then=None):
 
     others = [submit(pool, work, s) for s in range(1, threads)]
     results = [work(0), *(other.result() for other in others)]
-    shards, values, tables, totals, entered = zip(*(each.result() for each in touched), strict=True)
+    shards, values, tables, totals, entered, _ = zip(*(each.result() for each in touched), strict=True)
     if state.pending and state.slots is not None:
         state.slots.append(Slot(pending.words, values, entered[0]))
         values = last.values
@@ -628,16 +629,17 @@ def _rows(shard, slot, table, totals, leave, enter, use, clocks, eta):
       eta: η of the shard.
 
     Returns:
-      shard, slot, table, T, and the sum over words of what entered.
+      shard, slot, table, T, the sum over words of what entered; and a number without meaning, for which rows were read
+      ahead.
     """
     total, left, entered, eta_total = totals
-    arrays = shard, slot, table, total, jnp.zeros_like(left)
+    arrays = shard, slot, table, total, jnp.zeros_like(left), jnp.zeros((), left.dtype)
     return _walk(arrays, left, entered, eta_total, leave, enter, use, clocks, eta)
 
 
 @whole
 def _walk(arrays, left, entered, eta_total, leave, enter, use, clocks, eta):
-    shard, slot, table, old_total, _ = arrays
+    shard, slot, table, old_total, _, seen = arrays
     leave, left_values = leave
     enter, sums, first, scale = enter
     last_clock, clock = clocks
@@ -662,7 +664,7 @@ def _walk(arrays, left, entered, eta_total, leave, enter, use, clocks, eta):
     sizes = lda.topic_sizes(total[:, :num_topics])
 
     def one(state):
-        i, j, k, shard, slot, table = state
+        i, j, k, shard, slot, table, seen = state
         w = next_word(i, j, k)
         # Where the word is not in a list, the row that the list has next is multiplied by 0, and written again in
         # its turn: that is less than a branch.
@@ -684,13 +686,17 @@ def _walk(arrays, left, entered, eta_total, leave, enter, use, clocks, eta):
         )
         # A row that was only read is left as it was: the next time it is brought from there.
         shard = lax.cond(leaves | enters, lambda shard: _put(shard, w, new), lambda shard: shard, shard)
-        return i + leaves, j + enters, k + used, shard, slot, table
+        i, j, k = i + leaves, j + enters, k + used
+        # A look at the row after the next one: it is on its way from memory while the next one is computed.
+        w = next_word(i, j, k)
+        w = next_word(i + (leave[i] == w), j + (enter[j] == w), k + (use[k] == w))
+        return i, j, k, shard, slot, table, seen + row(shard, w)[0, ::_LINE].sum()
 
-    start = (*[jnp.int32(0)] * 3, shard, slot, table)
-    *_, shard, slot, table = lax.while_loop(lambda state: good & (next_word(*state[:3]) < _END), one, start)
+    start = (*[jnp.int32(0)] * 3, shard, slot, table, seen)
+    *_, shard, slot, table, seen = lax.while_loop(lambda state: good & (next_word(*state[:3]) < _END), one, start)
     unknown = jnp.full((1, table.shape[1]), jnp.nan, table.dtype)
     table = lax.fori_loop(0, jnp.where(good, 0, table.shape[0]), lambda i, table: set_row(table, i, unknown), table)
-    return shard, slot, table, total, entered
+    return shard, slot, table, total, entered, seen
 
 
 @partial(jax.jit, donate_argnames="spare", compiler_options=ALONE)
