@@ -9,8 +9,8 @@ documents with the same passes, batch size, priors and step sizes, in turn, and 
 code (document completion, ``benchmark.py``). Our seconds include compilation, and with several repeats are also shown
 without it.
 
-``command`` converts a corpus and trains with ``smoothgrad fit`` in a process of its own, in turn with ``fit`` on the
-same arrays in memory; documents/s are of training, as both report it.
+``command`` converts a corpus and trains with ``smoothgrad fit``, in turn with ``fit`` on the same arrays in memory
+(``engine``), each in a process of its own; documents/s are of training with compilation, as both report it.
 
 ``convert`` is ``smoothgrad convert`` in a process of its own; documents/s as it reports them, and seconds with the
 start of Python.
@@ -18,6 +18,7 @@ start of Python.
 
 import argparse
 import json
+import os
 import pathlib
 import statistics
 import subprocess
@@ -77,35 +78,33 @@ def estimator(args):
 
 
 def command(args):
-    """``smoothgrad fit`` from a converted corpus, and ``fit`` on arrays in memory."""
-    import jax
-
-    from smoothgrad_jax import LDA, Corpus, fit, init_topics, robbins_monro
-
+    """``smoothgrad fit`` from a converted corpus, and ``fit`` on arrays in memory, each in a process of its own."""
     for path in args.paths:
         with tempfile.TemporaryDirectory() as folder:
             corpus = pathlib.Path(folder) / "corpus"
-            run("convert", path, corpus)
-            X = scipy.sparse.load_npz(path).tocsr()
+            run("smoothgrad_jax", "convert", path, corpus)
             rates = {"command": [], "engine": []}
             for repeat in range(args.repeats):
                 out = pathlib.Path(folder) / f"model {repeat}"
                 settings = ["--topics", args.topics, "--batch-size", 300, "--passes", 1, "--held-out", 1_000, "--json"]
-                last = json.loads(run("fit", corpus, "--out", out, *settings).splitlines()[-1])
+                last = json.loads(run("smoothgrad_jax", "fit", corpus, "--out", out, *settings).splitlines()[-1])
                 rates["command"].append(300 * last["step"] / last["seconds"])
-                training = fit(
-                    Corpus.of(X),
-                    LDA(1 / args.topics, 0.1, X.shape[0]),
-                    init_topics(jax.random.key(0), X.shape[1], args.topics),
-                    rho=robbins_monro(64, 0.7),
-                    batch_size=300,
-                    key=jax.random.key(0),
-                )
-                *_, end = training
-                rates["engine"].append(end.documents / end.seconds)
+                rates["engine"].append(float(run("benchmark_text", "engine", path, "--topics", args.topics)))
                 print({name: round(values[-1]) for name, values in rates.items()}, flush=True)
             ratio = statistics.median(rates["command"]) / statistics.median(rates["engine"])
             print(f"{path.parent.name}: the command trains at {ratio:.2f} of the engine's documents/s (medians)")
+
+
+def engine(args):
+    """documents/s of ``fit`` on arrays in memory, with what the command takes where nothing is said."""
+    import jax
+
+    from smoothgrad_jax import LDA, Corpus, fit, robbins_monro, seed_topics
+
+    corpus, key = Corpus.of(scipy.sparse.load_npz(args.paths[0]).tocsr()), jax.random.key(0)
+    model, lam = LDA(0.1, 0.1, corpus.num_docs), seed_topics(key, corpus, args.topics)
+    *_, end = fit(corpus, model, lam, rho=robbins_monro(64, 0.7), batch_size=300, key=key)
+    print(end.documents / end.seconds)
 
 
 def convert(args):
@@ -113,20 +112,21 @@ def convert(args):
     with tempfile.TemporaryDirectory() as folder:
         for repeat in range(args.repeats):
             begun = time.perf_counter()
-            printed = run("convert", *args.paths, pathlib.Path(folder) / str(repeat))
+            printed = run("smoothgrad_jax", "convert", *args.paths, pathlib.Path(folder) / str(repeat))
             print(f"{printed.splitlines()[-1].split(': ')[1]}; {time.perf_counter() - begun:.1f} s with the start")
 
 
 def run(*arguments):
-    """``smoothgrad …`` in a process of its own; its standard output."""
-    command = [sys.executable, "-m", "smoothgrad_jax", *map(str, arguments)]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    """``python -m …`` in a process of its own; its standard output."""
+    command = [sys.executable, "-m", *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parent)}  # for this file
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
 
 
 def main():
     """One of the measurements."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("what", choices=("estimator", "command", "convert"))
+    parser.add_argument("what", choices=("estimator", "command", "engine", "convert"))
     parser.add_argument("paths", nargs="+", type=pathlib.Path)
     parser.add_argument("--documents", type=int, default=20_000)
     parser.add_argument("--held-out", type=int, default=1_000)
@@ -135,7 +135,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--jobs", type=int, help="n_jobs of scikit-learn")
     args = parser.parse_args()
-    {"estimator": estimator, "command": command, "convert": convert}[args.what](args)
+    {"estimator": estimator, "command": command, "engine": engine, "convert": convert}[args.what](args)
 
 
 if __name__ == "__main__":
