@@ -135,7 +135,7 @@ def load(args, num_words):
     rng = np.random.default_rng(args.seed)
     steps = args.documents // args.batch
     if args.corpus:
-        planted, name = None, pathlib.Path(args.corpus).name
+        planted, name = None, "/".join(pathlib.Path(args.corpus).parts[-2:])
         try:
             X = scipy.sparse.load_npz(args.corpus).tocsr()
         except (OSError, ValueError) as error:

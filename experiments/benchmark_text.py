@@ -3,6 +3,7 @@
     python experiments/benchmark_text.py estimator 20ng/bow.npz arxiv/bow.npz
     python experiments/benchmark_text.py command arxiv/bow.npz
     python experiments/benchmark_text.py convert abstracts.jsonl.gz
+    python experiments/benchmark_text.py memory abstracts.jsonl.gz abstracts.jsonl.gz
 
 ``estimator`` fits ``SmoothedLDA(K)`` and ``LatentDirichletAllocation(K, learning_method="online")`` to the same
 documents with the same passes, batch size, priors and step sizes, in turn, and scores both on others by the same NumPy
@@ -14,12 +15,17 @@ without it.
 
 ``convert`` is ``smoothgrad convert`` in a process of its own; documents/s as it reports them, and seconds with the
 start of Python.
+
+``memory`` converts the files (one may be named many times) and trains on the folder for a minute, which Ctrl-C ends; it
+shows the peak of what the processes of each command hold for themselves (RssAnon, looked at ten times a second; Linux).
 """
 
 import argparse
 import json
+import math
 import os
 import pathlib
+import signal
 import statistics
 import subprocess
 import sys
@@ -116,6 +122,34 @@ def convert(args):
             print(f"{printed.splitlines()[-1].split(': ')[1]}; {time.perf_counter() - begun:.1f} s with the start")
 
 
+def memory(args):
+    """Memory of one's own of the two commands."""
+    with tempfile.TemporaryDirectory() as folder:
+        corpus, model = pathlib.Path(folder) / "corpus", pathlib.Path(folder) / "model"
+        fit = ["fit", corpus, "--topics", args.topics, "--passes", 1, "--out", model]
+        for arguments, seconds in ((["convert", *args.paths, corpus], math.inf), (fit, 60)):
+            begun, peak, interrupted = time.perf_counter(), 0, False
+            process = subprocess.Popen([sys.executable, "-m", "smoothgrad_jax", *map(str, arguments)])
+            while process.poll() is None:
+                peak = max(peak, own_memory(process.pid))
+                if not interrupted and time.perf_counter() - begun > seconds:
+                    process.send_signal(signal.SIGINT)
+                    interrupted = True
+                time.sleep(0.1)
+            print(f"{arguments[0]}: at most {peak / 1024:.0f} MB, {time.perf_counter() - begun:.0f} s", flush=True)
+
+
+def own_memory(process):
+    """RssAnon of a process and those that it started, in kB; 0 of one that has ended."""
+    try:
+        status = pathlib.Path(f"/proc/{process}/status").read_text()
+        own = next((int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon")), 0)
+        children = pathlib.Path("/proc", str(process), "task").glob("*/children")
+        return own + sum(own_memory(child) for each in children for child in each.read_text().split())
+    except OSError:
+        return 0
+
+
 def run(*arguments):
     """``python -m …`` in a process of its own; its standard output."""
     command = [sys.executable, "-m", *map(str, arguments)]
@@ -125,8 +159,9 @@ def run(*arguments):
 
 def main():
     """One of the measurements."""
+    measurements = {each.__name__: each for each in (estimator, command, engine, convert, memory)}
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("what", choices=("estimator", "command", "engine", "convert"))
+    parser.add_argument("what", choices=measurements)
     parser.add_argument("paths", nargs="+", type=pathlib.Path)
     parser.add_argument("--documents", type=int, default=20_000)
     parser.add_argument("--held-out", type=int, default=1_000)
@@ -135,7 +170,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--jobs", type=int, help="n_jobs of scikit-learn")
     args = parser.parse_args()
-    {"estimator": estimator, "command": command, "engine": engine, "convert": convert}[args.what](args)
+    measurements[args.what](args)
 
 
 if __name__ == "__main__":
