@@ -92,7 +92,7 @@ class Contestant(NamedTuple):
 # ---- The documents ----
 
 
-def generate(rng, num_docs, num_words, num_topics, mean_tokens, tail=1.0):
+def generate(rng, num_docs, num_words, num_topics, mean_tokens, tail):
     """Documents of a few topics each, whose words are distributed as Zipf's; with the topics [K, V].
 
     The frequency of the r-th word falls as 1/r, and beyond the 6,000th as r^−tail. In English it falls as r^−2 there:

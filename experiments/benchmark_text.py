@@ -129,13 +129,15 @@ def memory(args):
         fit = ["fit", corpus, "--topics", args.topics, "--passes", 1, "--out", model]
         for arguments, seconds in ((["convert", *args.paths, corpus], math.inf), (fit, 60)):
             begun, peak, interrupted = time.perf_counter(), 0, False
-            process = subprocess.Popen([sys.executable, "-m", "smoothgrad_jax", *map(str, arguments)])
-            while process.poll() is None:
-                peak = max(peak, own_memory(process.pid))
-                if not interrupted and time.perf_counter() - begun > seconds:
-                    process.send_signal(signal.SIGINT)
-                    interrupted = True
-                time.sleep(0.1)
+            with subprocess.Popen([sys.executable, "-m", "smoothgrad_jax", *map(str, arguments)]) as process:
+                while process.poll() is None:
+                    peak = max(peak, own_memory(process.pid))
+                    if not interrupted and time.perf_counter() - begun > seconds:
+                        process.send_signal(signal.SIGINT)
+                        interrupted = True
+                    time.sleep(0.1)
+            if process.returncode and not interrupted:
+                sys.exit(f"smoothgrad {arguments[0]} ended with code {process.returncode}")
             print(f"{arguments[0]}: at most {peak / 1024:.0f} MB, {time.perf_counter() - begun:.0f} s", flush=True)
 
 
@@ -153,7 +155,8 @@ def own_memory(process):
 def run(*arguments):
     """``python -m …`` in a process of its own; its standard output."""
     command = [sys.executable, "-m", *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parent)}  # for this file
+    path = os.pathsep.join([str(pathlib.Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": path}  # for this file
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
 
 

@@ -140,7 +140,7 @@ class Data(NamedTuple):
 def read(path: pathlib.Path | None) -> tuple[str, scipy.sparse.csr_array]:
     """The name of the corpus at a path, and its documents × words; generated ones without a path."""
     if path is None:
-        return GENERATED, generate(np.random.default_rng(0), 21_000, 2_000, 20, 60.0)[0]
+        return GENERATED, generate(np.random.default_rng(0), 21_000, 2_000, 20, 60.0, tail=1.0)[0]
     if (path / "manifest.json").exists():
         corpus = open_folder(path).corpus
         return path.name, scipy.sparse.csr_array((corpus.data, corpus.indices, corpus.indptr), corpus.shape)

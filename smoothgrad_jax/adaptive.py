@@ -64,6 +64,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from smoothgrad_jax.loops import ALONE
+
 _BUCKETS = 64  # squared distances are kept within √(2/64) along one direction of a column, and there are K columns
 _START, _PATIENCE = 8, 128  # the window before anything is known, and the steps until then
 _RELUCTANCE = 0.1  # what another length must gain: the cost is flat around its minimum, and a window refills slowly
@@ -337,8 +339,7 @@ def restore(arrays: Mapping[str, np.ndarray]) -> Delayed | None:
     )
 
 
-# On the thread that runs it: handed out to others in pieces, so little work takes longer.
-@partial(jax.jit, donate_argnames="state", compiler_options={"xla_disable_hlo_passes": "cpu-parallel-task-assigner"})
+@partial(jax.jit, donate_argnames="state", compiler_options=ALONE)
 def _absorb(state, parts, scale, rho):
     dtype = state.before.dtype
     return push(state, jnp.asarray(scale, dtype) * sum(part.astype(dtype) for part in parts), rho)[1]

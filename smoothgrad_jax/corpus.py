@@ -113,7 +113,7 @@ class Corpus(NamedTuple):
         entries = batch_size * lengths.mean() + _MARGIN * np.sqrt(batch_size) * lengths.std()
         return Layout(
             longest,
-            num_entries=_round(min(entries, batch_size * longest), 1024) + 8,
+            num_entries=_round(min(entries, batch_size * longest), 1024) + documents.TILE,
             num_used=_round(min(used.mean() + _MARGIN * used.std() + 16, self.num_words), 64),
         )
 

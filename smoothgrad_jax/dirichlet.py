@@ -87,7 +87,10 @@ def exp_digamma(x: jax.Array) -> jax.Array:
 
 
 def exp(x: jax.Array) -> jax.Array:
-    """exp(x) for x ≤ 0, in float32 within 5e-7 and in half the time of ``jnp.exp``; not below the smallest float."""
+    """exp(x) for x ≤ 0, in half the time of ``jnp.exp`` in float32; not below the smallest float.
+
+    The relative error is below 4e-7 + 8e-8 |x|: the second part is the rounding of x / log 2.
+    """
     if x.dtype != jnp.float32:
         return jnp.exp(x)
     # exp(x) = 2^i 2^f with x / log 2 = i + f and |f| ≤ ½; 2^i is i added to the exponent of 2^f

@@ -19,7 +19,8 @@ A minibatch uses a few thousand of the words that there are: what depends on a w
 ``vocabulary``, and not per document or for all V.
 
 The words of a document stand in tiles of 8, 16, 32, … rows, each used or not: any number of words is such a sum within
-7, so that a document gets the tiles, and the arithmetic, of its own length, whatever else is in the batch.
+7, so that a document gets the tiles, and the arithmetic, of its own length, whatever else is in the batch. (All tiles
+are there, and are filled once a batch: M rows.)
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ import numpy as np
 import scipy.sparse
 
 _LARGEST = 1e30  # a document's sum of counts must be a float32
-_TILE = 8  # rows of the smallest tile; XLA's product of a matrix and a vector takes eight at a time
+TILE = 8  # rows of the smallest tile; XLA's product of a matrix and a vector takes eight at a time
 
 
 class Batch(NamedTuple):
@@ -115,7 +116,7 @@ def round_layout(longest: int, num_entries: int, num_used: int = 0) -> Layout:
 
     The sizes are rounded up to powers of two, so that batches of similar size have the same.
     """
-    room = _power_of_two(num_entries + _TILE)
+    room = _power_of_two(num_entries + TILE)
     return Layout(longest, room, min(_power_of_two(num_used), room))
 
 
@@ -286,7 +287,7 @@ def pack_rows(table: Any, rows: np.ndarray, layout: Layout) -> Batch:
     used = np.flatnonzero(present)
     tiles = _tiles(max(layout.longest, int(lengths.max())))
     # A tile is cut from the counts at the document's last words, and its rest from whatever comes then.
-    room = max(_room(layout.num_entries, ids.size + _TILE), tiles[-1])
+    room = max(_room(layout.num_entries, ids.size + TILE), tiles[-1])
     words, padded = np.zeros(room, np.int32), np.zeros(room, counts.dtype)
     words[: ids.size], padded[: ids.size] = position[ids], counts
     vocabulary = np.zeros(_room(layout.num_used, used.size), np.int32)
@@ -304,7 +305,7 @@ def pack_rows(table: Any, rows: np.ndarray, layout: Layout) -> Batch:
 
 def _tiles(longest):
     """8, 16, 32, … rows, until together they have room for so many words."""
-    tiles = [_TILE]
+    tiles = [TILE]
     while sum(tiles) < longest:
         tiles.append(2 * tiles[-1])
     return tuple(tiles)

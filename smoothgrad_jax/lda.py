@@ -121,7 +121,8 @@ def local_step(
     than ``tol`` on average over the topics; its γ depends on nothing else in the batch. The updates have momentum, see
     :func:`smoothgrad_jax.lda.fit_documents`.
 
-    Allocates a few arrays [U, K] for the U different words of the batch besides the result, and one tile [n, K].
+    Allocates a few arrays [U, K] for the U different words of the batch besides the result, and tiles [M, K] with room
+    for the longest document.
 
     Args:
       model: Priors and corpus size.
@@ -204,7 +205,7 @@ def topics(lam: jax.Array) -> jax.Array:
 
 @jax.jit
 def _local_step(model, lam, batch, tol, max_iter):
-    _, _, stats, info = _fit(model, lam, batch, tol, max_iter)
+    _, _, stats, info = _fit(model.alpha, lam, batch, tol, max_iter)
     # Ŝ_wk = (D/B) Σ_d n_dw φ_dwk, 0 for words that the batch does not have
     scale = model.num_docs / batch.size
     return jnp.zeros_like(lam).at[batch.vocabulary].add(scale * stats[:, : lam.shape[1]]), info
@@ -212,7 +213,7 @@ def _local_step(model, lam, batch, tol, max_iter):
 
 @jax.jit
 def _elbo(model, lam, batch, tol, max_iter):
-    table, log_scale, _, info = _fit(model, lam, batch, tol, max_iter)
+    table, log_scale, _, info = _fit(model.alpha, lam, batch, tol, max_iter)
     likelihood = _log_likelihoods(jnp.zeros(batch.size, lam.dtype), table, log_scale, batch, info.gamma).sum()
     local = dirichlet.kl_divergence(info.gamma, model.alpha).sum()
     topic = dirichlet.kl_divergence(lam, model.eta, axis=0).sum()
@@ -234,7 +235,7 @@ def _log_likelihoods(_, table, log_scale, batch, gammas):
 
 @jax.jit
 def _log_predictive(model, lam, observed, held_out, tol, max_iter):
-    *_, info = _fit(model, lam, observed, tol, max_iter)
+    *_, info = _fit(model.alpha, lam, observed, tol, max_iter)
     theta = info.gamma / info.gamma.sum(1, keepdims=True)
     beta = lam[held_out.vocabulary] / lam.sum(0, keepdims=True)
     log_p = _log_probabilities(jnp.zeros(held_out.size, lam.dtype), beta, theta, held_out)
@@ -258,13 +259,13 @@ def _sum_log(table, theta, batch, d, extra):
 
 
 @jax.custom_batching.sequential_vmap
-def _fit(model, lam, batch, tol, max_iter):
+def _fit(alpha, lam, batch, tol, max_iter):
     """β̃, the log of its scale, Σ_d n_dw φ_dwk [U, K padded], and what was found.
 
     Runs under ``vmap`` go one after the other: together each document would take as long as in the slowest run, and a
     row that is written for several runs at once is no longer written in place.
     """
-    alpha = jnp.broadcast_to(model.alpha, lam.shape[1])
+    alpha = jnp.broadcast_to(alpha, lam.shape[1])
     table = jnp.zeros((batch.vocabulary.shape[0], padded(lam.shape[1])), lam.dtype)
     info = LocalInfo(
         jnp.zeros((batch.size, lam.shape[1]), lam.dtype), jnp.zeros(batch.size, jnp.int32), jnp.zeros((), lam.dtype)
@@ -327,7 +328,7 @@ def fit_documents(
     """
     num_topics, dtype = alpha.shape[0], tables[0].dtype
     width = padded(num_topics)
-    padded_alpha = _pad(alpha, jnp.finfo(dtype).tiny)  # padding is inert: its β̃ is 0 and its θ̃ is the floor
+    padded_alpha = _pad(alpha, jnp.finfo(dtype).tiny)  # padding is inert: its β̃ is at most 1 and its θ̃ the floor
     real = _pad(jnp.ones_like(alpha))
     all_counts, sizes, parts = batch.counts.astype(dtype), batch.tiles, range(len(batch.tiles))
 
@@ -337,23 +338,24 @@ def fit_documents(
         wanted, at, used = zip(*_parts(length, sizes), strict=True)
         # Rows of earlier documents stay where this one has none: they are finite, and their counts are 0.
         tiles = tuple(_fill(tiles[j], tables, batch.words, start + at[j], used[j]) for j in parts)
-        counts = [
-            jnp.where(jnp.arange(sizes[j]) < used[j], lax.dynamic_slice_in_dim(all_counts, start + at[j], sizes[j]), 0)
-            for j in parts
-        ]
+
+        def counts(j):
+            """n of the words of a tile; for use in a branch for wanted tiles, so that others cost nothing."""
+            some = lax.dynamic_slice_in_dim(all_counts, start + at[j], sizes[j])
+            return jnp.where(jnp.arange(sizes[j]) < used[j], some, 0)
 
         def expected(theta):
             """(n / β̃θ̃) β̃"""
             total = jnp.zeros(width, dtype)
             for j in parts:
                 total = lax.cond(
-                    wanted[j], lambda t, j=j: t + (counts[j] / (tiles[j] @ theta)) @ tiles[j], lambda t: t, total
+                    wanted[j], lambda t, j=j: t + (counts(j) / (tiles[j] @ theta)) @ tiles[j], lambda t: t, total
                 )
             return total
 
         def add(j, theta, stats):
             # n_w φ_wk = (n_w / (β̃θ̃)_w) β̃_wk θ̃_k; in this order no factor can overflow
-            ratio = counts[j] / (tiles[j] @ theta)
+            ratio = counts(j) / (tiles[j] @ theta)
 
             def one(i, stats):
                 w = batch.words[start + at[j] + i]
@@ -376,7 +378,10 @@ def fit_documents(
             gamma = padded_alpha + theta * expected(theta)
             return before, point, gamma, _sum(real * jnp.abs(gamma - point)) / num_topics, i + 1
 
-        gamma = padded_alpha + real * (sum(n.sum() for n in counts) / num_topics)
+        tokens = jnp.zeros((), dtype)
+        for j in parts:
+            tokens = lax.cond(wanted[j], lambda t, j=j: t + counts(j).sum(), lambda t: t, tokens)
+        gamma = padded_alpha + real * (tokens / num_topics)
         begin = (gamma, gamma, gamma, jnp.full((), jnp.inf, dtype), jnp.zeros((), jnp.int32))
         *_, gamma, moved, i = lax.while_loop(unfinished, update, begin)
         theta, _ = _theta(gamma)
@@ -447,7 +452,7 @@ def scaled_topics(rows: jax.Array, sizes: tuple[jax.Array, jax.Array]) -> tuple[
       β̃ [n, K padded] and the log of the scale [n].
     """
     tiny = jnp.finfo(rows.dtype).tiny
-    # Padding comes first: XLA takes what a row has beyond a multiple of eight one by one. Its β̃ is exp(−1/tiny), or 0.
+    # Padding comes first: XLA takes what a row has beyond a multiple of eight one by one. Its β̃ is next to nothing.
     rows = jnp.maximum(_pad(rows, tiny), tiny)
     # A barrier keeps XLA from computing what stands above it twice, once for the maximum and once for its use.
     # The largest e(λ) goes first: for λ = 1e-6 it is −1e6, and would swallow the digits of e(T).

@@ -7,15 +7,15 @@ statistics stays as it is, and many steps are one, in closed form:
     P = Π (1 − ρ_t) = exp(A_j − A_i)                 A_t+1 = A_t + log(1 − ρ_t)
     Q = C_j − P C_i                                  C_t+1 = (1 − ρ_t) C_t + ρ_t / n_t
 
-So a row is touched when its word is in the minibatch, and when a minibatch that had it leaves the window; the slots of
-the window hold these rows only. The sums over words T_k = Σ_w λ_wk that β̃ needs follow without any of the rows: they
-are a row themselves, with Σ_w η_w for a prior and the sum of all statistics for a sum.
+So a row is read when its word is in the minibatch, and written when statistics of it enter the window or leave it; the
+slots of the window hold these rows only. The sums over words T_k = Σ_w λ_wk that β̃ needs follow without any of the
+rows: they are a row themselves, with Σ_w η_w for a prior and the sum of all statistics for a sum.
 
 | letter  | name          | shape     | meaning                                                                     |
 |---------|---------------|-----------|-----------------------------------------------------------------------------|
 | S       |               |           | threads; word w is row w // S of shard w mod S, and each thread has a shard |
 | λ, Σ, δ | ``shards``    | [V/S,3K+4]| topics, sum over the window, what its rounding left out (TwoSum); and A, C  |
-|         |               |           | of the step to which the row was brought last, each as a sum of two floats  |
+|         |               |           | of the step at which the row was written last, each as a sum of two floats  |
 | T       | ``totals``    | [1,3K+4]  | the sums of these over all words, in every thread (of statistics before a   |
 |         |               |           | slot of low precision rounds them)                                          |
 | A, C    | ``clock``     |           | of the step that comes next                                                 |
@@ -354,6 +354,7 @@ def step(
 
 def before(state: RowState, info: RowInfo, model: Model) -> RowState:
     """The state before a step whose statistics were not finite, with an empty window."""
+    # The rows are as they were: no step after that one has touched any.
     lam = params(state._replace(clock=info.clock, pending=None, leaving=()), model)
     fresh = init(lam, len(state.shards), infinite=state.slots is None, dtype=state.dtype)
     return fresh._replace(step=info.step, rule=None if state.rule is None else adaptive.restart(state.rule))
@@ -379,7 +380,7 @@ def params(state: RowState, model: Model, pool: ThreadPoolExecutor | None = None
     threads = len(state.shards)
     out = np.empty((state.num_words, state.num_topics), state.shards[0].dtype)
     for s, shard in enumerate(state.shards):
-        out[s::threads] = _whole(shard, _split(state.clock, out.dtype), model.eta[s])
+        out[s::threads] = _current(shard, _split(state.clock, out.dtype), model.eta[s])
     return out
 
 
@@ -492,7 +493,8 @@ def _copy(array):
 
 
 @jax.jit
-def _whole(shard, clock, eta):
+def _current(shard, clock, eta):
+    """λ of a shard at a clock."""
     return _bring(shard, clock, eta)
 
 
@@ -558,7 +560,7 @@ def _touch(state, model, share, pool, then=None):
         try:
             shard, eta = state.shards[s], model.eta[s]
             for slot in earlier:
-                shard = _leave(shard, slot.values[s], slot.words[s], last_clock, eta)
+                shard = _leave(shard, state.totals[s], slot.values[s], slot.words[s], last_clock, eta)
             leave = (last.words[s], last.values[s])
             enter = (pending.words[s], pending.sums, np.int32(s * room), scale)
             totals = (state.totals[s], left, pending.totals, model.eta_total)
@@ -598,8 +600,9 @@ def _split(clock, dtype):
 
 @partial(jax.jit, donate_argnums=0, compiler_options=ALONE)
 @whole
-def _leave(shard, slot, words, clock, eta):
-    """Take the values of a slot out of the sums, at this clock."""
+def _leave(shard, total, slot, words, clock, eta):
+    """Take the values of a slot out of the sums, at this clock; nothing, if the totals are not finite."""
+    good = jnp.isfinite(total).all()
 
     def one(carry):
         i, shard = carry
@@ -608,15 +611,16 @@ def _leave(shard, slot, words, clock, eta):
         new = _bring(old, clock, _eta(eta, w)), *_add(*_split_row(old)[1:3], -_load(slot, i, shard.dtype)), clock[None]
         return i + 1, _put(shard, w, lax.optimization_barrier(new))
 
-    return lax.while_loop(lambda carry: words[carry[0]] < _END, one, (jnp.int32(0), shard))[1]
+    return lax.while_loop(lambda carry: good & (words[carry[0]] < _END), one, (jnp.int32(0), shard))[1]
 
 
 @partial(jax.jit, donate_argnames=("shard", "slot", "table"), compiler_options=ALONE)
 def _rows(shard, slot, table, totals, leave, enter, use, clocks, eta):
     """What left the window goes, what entered it comes, and the rows of the next minibatch are brought up to date.
 
-    The three lists of words are walked together, so that a row is read and written once. Where the statistics that
-    enter are not finite, no row is touched and β̃ is NaN, so that those of all steps to come are not finite either.
+    The three lists of words are walked together, so that a row is read once, and written once if something left or
+    entered. Where the statistics that enter are not finite, no row is touched; T and β̃ are NaN, so that no step to
+    come touches a row either.
 
     Args:
       shard: Rows [V/S, 3 K + 4].
@@ -646,7 +650,8 @@ def _walk(arrays, left, entered, eta_total, leave, enter, use, clocks, eta):
     num_topics = _num_topics(shard)
 
     entered = scale * sum(entered)
-    good = jnp.isfinite(entered).all()
+    # Totals that are not finite are of an earlier step that failed: that is known when some more are under way.
+    good = jnp.isfinite(entered).all() & jnp.isfinite(old_total).all()
     P, lost, Q = (each[0, 0] for each in _factors(last_clock[None], clock))
 
     def next_word(i, j, k):
@@ -660,7 +665,7 @@ def _walk(arrays, left, entered, eta_total, leave, enter, use, clocks, eta):
 
     # The totals are a row like the others.
     total = jnp.concatenate(change(old_total, eta_total, left[None], entered[None]), 1)
-    total = jnp.where(good, total, old_total)
+    total = jnp.where(good, total, jnp.nan)
     sizes = lda.topic_sizes(total[:, :num_topics])
 
     def one(state):

@@ -43,8 +43,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-_VERSION = 1
 _MODEL, _CHECKPOINT = "smoothgrad model", "smoothgrad checkpoint"
+_VERSIONS = {_MODEL: 1, _CHECKPOINT: 2}  # checkpoints of version 1 kept the stamps of rows apart from the rows
 _ARRAYS = ("lam", "alpha", "eta", "prevalence", "word_counts")
 _WORDS = "vocabulary.txt"
 _FILES = (*(f"{name}.npy" for name in _ARRAYS), _WORDS)
@@ -60,8 +60,8 @@ class LoadError(ValueError):
     """What is on disk is not whole, not ours, of a newer version, or of another run."""
 
 
-class _NewerError(LoadError):
-    """Written by a later version of this package."""
+class _VersionError(LoadError):
+    """Written by another version of this package, in a form that this one does not read."""
 
 
 class SavedModel(NamedTuple):
@@ -180,7 +180,7 @@ def save_model(path: str | os.PathLike, model: SavedModel) -> None:
     folder = Path(path)
     facts = {
         "format": _MODEL,
-        "version": _VERSION,
+        "version": _VERSIONS[_MODEL],
         "made_by": _made_by(),
         "num_docs": model.num_docs,
         "settings": _plain("settings", model.settings),
@@ -294,7 +294,7 @@ class Checkpoints:
         arrays, facts = training.snapshot() if hasattr(training, "snapshot") else training
         body = {
             "format": _CHECKPOINT,
-            "version": _VERSION,
+            "version": _VERSIONS[_CHECKPOINT],
             "made_by": _made_by(),
             "facts": _plain("facts", facts),
             "settings": _plain("settings", settings or {}),
@@ -332,7 +332,7 @@ class Checkpoints:
         for _, _, path in reversed(self._found()):
             try:
                 return _read_checkpoint(path, like)._replace(damaged=tuple(damaged))
-            except _NewerError:
+            except _VersionError:
                 raise
             except LoadError as error:
                 damaged.append(str(error))
@@ -674,9 +674,11 @@ def _read_json(path, kind):
     # This is how every version has to do it, so that one that is damaged is not taken for one that is newer.
     if body.pop("checksum", None) != _checksum(body):
         raise LoadError(f"{path}: damaged, or changed by hand: its checksum is another")
-    version = body.get("version")
-    if version != _VERSION:
-        raise _NewerError(f"{path}: format version {version}, this package reads up to {_VERSION}: upgrade it")
+    version, ours = body.get("version"), _VERSIONS[kind]
+    if version != ours:
+        older = isinstance(version, int) and version < ours
+        what = "finish it with the version that wrote it, or start anew" if older else "upgrade it"
+        raise _VersionError(f"{path}: format version {version}, this package reads version {ours}: {what}")
     return body
 
 

@@ -126,5 +126,15 @@ def test_kl_divergence_is_the_mean_log_ratio(rng):
     assert abs(float(dirichlet.kl_divergence(jnp.asarray(a), jnp.asarray(b))) - log_ratio.mean()) < 5 * error
 
 
+def test_exp_of_what_is_not_positive():
+    x = -np.concatenate([np.linspace(0, 86, 100_001), np.logspace(-30, 0, 1_000)]).astype(np.float32)
+    got, exact = np.asarray(dirichlet.exp(jnp.asarray(x)), float), np.exp(x.astype(float))
+    assert (np.abs(got / exact - 1) <= 4e-7 - 8e-8 * x).all()
+    tiny = float(np.finfo(np.float32).tiny)
+    far = np.asarray(dirichlet.exp(jnp.array([-1e3, -1e30, -np.inf], np.float32)))
+    assert ((tiny <= far) & (far < 4 * tiny)).all()
+    assert np.isnan(dirichlet.exp(jnp.array(np.nan, np.float32)))
+
+
 def test_integers_are_accepted():
     np.testing.assert_allclose(dirichlet.digamma(np.array([1, 2])), scipy.special.psi([1, 2]), rtol=1e-6)

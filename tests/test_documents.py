@@ -18,11 +18,13 @@ def unpack(batch):
         start, length = batch.offsets[d], batch.offsets[d + 1] - batch.offsets[d]
         assert length <= sum(batch.tiles)
         seen = 0
-        for wanted, at, used in reversed(lda._parts(length, batch.tiles)):  # the largest tile has the first words
+        parts = zip(batch.tiles, lda._parts(length, batch.tiles), strict=True)
+        for size, (wanted, at, used) in reversed(list(parts)):  # the largest tile has the first words
             if not wanted:
                 assert used == 0
                 continue
             assert at == seen
+            assert start + at + size <= len(batch.counts)  # a tile that reached beyond would be moved
             part = slice(start + at, start + at + used)
             np.add.at(dense[d], batch.vocabulary[batch.words[part]], batch.counts[part])
             seen += int(used)
@@ -76,9 +78,13 @@ def test_tiles_waste_less_than_eight_rows(rng):
     batch = pack(X)
     assert padded(batch) == (-(-lengths // 8) * 8).sum()
     assert batch.tiles == (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-    # A tile is cut out of the counts where it begins: it must not reach beyond them, or it would be moved.
-    parts = zip(batch.tiles, lda._parts(np.int32(2999), batch.tiles), strict=True)
-    assert batch.offsets[-2] + max(at + size for size, (wanted, at, _) in parts if wanted) <= len(batch.counts)
+
+
+def test_the_last_tile_has_room():
+    """32 entries, a power of two, and a last document whose tiles reach beyond them."""
+    X = np.zeros((2, 40))
+    X[0, :13], X[1, :19] = 1, 2
+    np.testing.assert_array_equal(unpack(pack(X)), X)
 
 
 def test_batches_of_one_size_share_their_shapes(rng):

@@ -22,7 +22,7 @@ ROOMS = {
     "documents": {"numpy", "scipy"},
     "lda": {"jax", "numpy", "dirichlet", "documents", "loops"},
     "svi": {"jax", "numpy", "window"},
-    "adaptive": {"jax", "numpy"},
+    "adaptive": {"jax", "numpy", "loops"},
     "transform": {"jax", "numpy", "optax", "window"},
     "diagnostics": {"jax", "window", "svi"},
     "corpus": {"jax", "numpy", "scipy", "documents"},

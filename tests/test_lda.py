@@ -106,6 +106,18 @@ def test_elbo_is_the_transcription(x64, lam, corpus, rng):
     assert float(got) == pytest.approx(oracle.elbo(model.alpha, eta, lam, corpus, 300), rel=1e-10)
 
 
+def test_the_slope_of_the_bound_in_eta(x64, lam, corpus):
+    """The documents do not depend on η: only the topics' part of the bound does, and can be differentiated."""
+    batch = pack(corpus, num_words=lam.shape[0])
+
+    def bound(eta):
+        return elbo(LDA(0.3, eta, len(corpus)), jnp.asarray(lam), batch)
+
+    h = 1e-5
+    slope = (bound(0.2 + h) - bound(0.2 - h)) / (2 * h)
+    np.testing.assert_allclose(jax.grad(bound)(0.2), slope, rtol=1e-6)
+
+
 @pytest.mark.parametrize("prior", [0.01, 0.5])
 @pytest.mark.parametrize("scale", [1.0, 1e5], ids=["small lambda", "large lambda"])
 def test_elbo_is_accurate_in_float32(prior, scale, corpus, rng):

@@ -158,6 +158,25 @@ def test_a_slot_that_left_leaves_nothing_behind(lam, corpus, pool):
         np.testing.assert_array_equal(sums, 0)
 
 
+def test_a_row_that_is_only_used_is_not_written(x64, lam, corpus, pool):
+    """It stays at the step at which it was written last, and λ is none the less that of now."""
+    first, second = corpus[0], corpus[1]
+    only = np.setdiff1d(second[0], first[0])
+    assert only.size
+    path, _ = train(corpus, lam, LDA(0.3, 0.2, 500), [[0], [1]], decreasing, 2, pool)
+    np.testing.assert_allclose(path[-1], reference(corpus, lam, [[0], [1]], decreasing, 2)[-1], rtol=1e-8)
+    state, table = rows.init(lam, 2), Corpus.of(corpus, num_words=V)
+    for i in range(2):
+        share = rows.share(table.pack([i], table.layout(1)), 2)
+        state, _ = rows.step(state, share, rows.deal(LDA(0.3, 0.2, 500), state), decreasing(i), 2, pool)
+    for w in only:
+        row = np.asarray(state.shards[w % 2])[w // 2]
+        np.testing.assert_array_equal(row[:K], lam[w])
+        np.testing.assert_array_equal(row[-4:], 0)
+    for w in first[0]:
+        np.testing.assert_allclose(np.asarray(state.shards[w % 2])[w // 2, -4], state.last[0])
+
+
 def test_bytes_keep_the_sum_and_the_size_of_every_entry(rng):
     values = (rng.gamma(0.1, 1, (300, 40)) * 10.0 ** rng.integers(-6, 6, (300, 1))).astype(np.float32)
     values[7] = 0

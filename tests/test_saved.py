@@ -333,12 +333,13 @@ def test_checkpoints_by_the_order_they_were_written(tmp_path):
         checkpoints.write(take(step))
         assert checkpoints.latest().step == step
         assert len(list(tmp_path.iterdir())) == 1
-    newer = {"format": "smoothgrad checkpoint", "version": 2, "something": "new"}
     path = tmp_path / "000009-step-9"
     path.mkdir()
-    (path / "checkpoint.json").write_bytes(saved._to_json(newer))
-    with pytest.raises(LoadError, match="format version 2, this package reads up to 1: upgrade"):
-        checkpoints.latest()
+    for version, what in ((3, "upgrade it"), (1, "finish it with the version that wrote it, or start anew")):
+        other = {"format": "smoothgrad checkpoint", "version": version, "something": "else"}
+        (path / "checkpoint.json").write_bytes(saved._to_json(other))
+        with pytest.raises(LoadError, match=f"format version {version}, this package reads version 2: {what}"):
+            checkpoints.latest()
     checkpoints.clear()
     assert not list(tmp_path.iterdir())
     with pytest.raises(ValueError, match="keep must be at least 1"):
@@ -567,7 +568,7 @@ def test_what_is_not_a_model(tmp_path):
         ("file", "expected a model's folder, got a file"),
         ("empty", r"model.json: missing; expected a smoothgrad model"),
         ("foreign", "model.json: not a smoothgrad model"),
-        ("newer", "format version 2, this package reads up to 1: upgrade"),
+        ("newer", "format version 2, this package reads version 1: upgrade"),
     ):
         with pytest.raises(LoadError, match=message) as failure:
             load_model(tmp_path / name)

@@ -248,13 +248,21 @@ def test_an_interrupt_leaves_a_whole_state():
     assert out == "whole\n"
 
 
-def test_statistics_that_are_not_finite_stop_the_run_and_keep_the_topics(X, lam):
+@pytest.mark.parametrize("every", [1, 100])
+@pytest.mark.parametrize("window", [2, lambda t: jnp.maximum(4 - jnp.maximum(t - 2, 0), 1)], ids=["fixed", "shrinking"])
+@pytest.mark.parametrize("then", ["more", "empty"])
+def test_statistics_that_are_not_finite_stop_the_run_and_keep_the_topics(X, lam, every, window, then):
+    """Also where steps that were handed out before it was known have slots that leave, or nothing in them at all."""
     good = [pack(X, sample(KEY, t, D, B)) for t in range(3)]
     bad = good[0]._replace(counts=np.where(good[0].counts > 0, np.inf, 0).astype(np.float32))
-    training = fit([*good, bad, *good], LDA(0.3, 0.2, D), lam, every=1)
+    empty = good[0]._replace(counts=np.zeros_like(good[0].counts), offsets=np.zeros_like(good[0].offsets))
+    after = good if then == "more" else [empty] * 3
+    options = {"window": window, "rho": 0.3, "threads": 1}
+    training = fit([*good, bad, *after], LDA(0.3, 0.2, D), lam, every=every, **options)
     with pytest.raises(NotFiniteError, match="step 3: the statistics are not finite"):
         training.finish()
-    np.testing.assert_allclose(training.params, fit(good, LDA(0.3, 0.2, D), lam).finish().params, rtol=1e-6)
+    expected = fit(good, LDA(0.3, 0.2, D), lam, **options).finish().params
+    np.testing.assert_allclose(training.params, expected, rtol=1e-6)
     assert list(training) == []
 
 
