@@ -138,6 +138,8 @@ def load(args, num_words):
         planted, name = None, "/".join(pathlib.Path(args.corpus).parts[-2:])
         try:
             X = scipy.sparse.load_npz(args.corpus).tocsr()
+        except FileNotFoundError:
+            raise SystemExit(f"{args.corpus}: there is no such file") from None
         except (OSError, ValueError) as error:
             raise SystemExit(f"{args.corpus} is no matrix saved by scipy.sparse.save_npz: {error}") from None
         if (X.data != np.floor(X.data)).any() or (X.data < 0).any():

@@ -136,7 +136,9 @@ def _add_inputs(parser, optional=False):
 def _add_text(parser):
     group = parser.add_argument_group("which words")
     group.add_argument("--vocabulary", metavar="FILE", help="exactly these words, one a line")
-    group.add_argument("--min-df", type=_share, metavar="N", help="fewest documents of a word, number or share (5)")
+    group.add_argument(
+        "--min-df", type=_share, metavar="N", help="fewest documents of a word, number or share (5; less below 500)"
+    )
     group.add_argument("--max-df", type=_share, metavar="N", help="most documents of a word, number or share (0.5)")
     group.add_argument("--max-features", type=_positive, metavar="N", help="most words (50,000)")
     group.add_argument("--stop-words", metavar="WHICH", help="english, none, or a file with one a line (english)")

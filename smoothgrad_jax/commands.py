@@ -95,6 +95,8 @@ def fit(args: Any) -> int:
     if args.overwrite and not args.resume:
         checkpoints.clear()
         (out / "report.html").unlink(missing_ok=True)  # it is of the model that goes
+    if last and run.step >= run.steps:
+        _say(f"{out}: {run.step:,} steps were taken already, and {run.steps:,} are asked for; more --passes go on")
     code = _train(run, args.json, checkpoints, args.checkpoint_every or None)
     model = run.model()
     saved.save_model(out, model)
@@ -274,6 +276,8 @@ def _last_checkpoint(out, checkpoints, args):
     if not last and out.is_dir() and {path.name for path in out.iterdir()} - {"checkpoints"}:
         what = "no checkpoint to resume from" if args.resume else "is not empty"
         raise CommandError(f"{out}: {what}; --overwrite begins anew")
+    if args.resume and not last:
+        _say(f"{out}: no run to resume yet; this is a new one")
     return last
 
 
@@ -396,6 +400,8 @@ def _table(out, columns, name):
     kind = path.suffix if path else ".tsv"
     if kind not in (".tsv", ".jsonl", ".npz"):
         raise CommandError(f"{path}: expected a name that ends in .tsv, .jsonl or .npz")
+    if path and not path.parent.is_dir():
+        raise CommandError(f"{path}: there is no folder {path.parent}")
     beside = path.with_name(f"{path.name}.partial-{os.getpid()}") if path else None
     file, kept = beside.open("wb") if path else sys.stdout.buffer, []
 

@@ -255,7 +255,8 @@ def _recognise(path, field, encoding):
         inside = _recognise_file(first, field, encoding, empty="files")
         if inside in ("jsonl", *COUNT_FORMATS):
             what = f"a folder of documents, a file each, but {first.name} is recognised as {inside}"
-            raise wrong(path, f'{what}; pass the files themselves, or format="{inside}", or format="files"')
+            whole = f'for all files of the folder the format "{inside}", or "files" to take each as a text'
+            raise wrong(path, f"{what}; pass those that you mean, or {whole}")
         return "files"
     return _recognise_file(path, field, encoding)
 
@@ -422,14 +423,16 @@ def _rows(path, source):
 
     # The module's own limit is 128 KiB for all tables of the process; ours is the one above.
     csv.field_size_limit(max(csv.field_size_limit(), 2 * _LONGEST_TEXT))
-    reader = csv.reader(lines(), delimiter="\t" if source.format == "tsv" else ",")
+    # Strict: a quote that is never closed would make one document of many.
+    reader = csv.reader(lines(), delimiter="\t" if source.format == "tsv" else ",", strict=True)
     try:
         for row in reader:
             fed = 0
             if row:
                 yield reader.line_num, row
     except csv.Error as error:
-        raise wrong(path, f"expected {source.format}: {error}", reader.line_num) from None
+        what = f"expected {source.format}, with quotes in pairs around a field and doubled inside it: {error}"
+        raise wrong(path, what, reader.line_num) from None
 
 
 def _table_texts(path, source):

@@ -119,7 +119,7 @@ def fit(
         which is iterated in a thread and ends the run when it ends.
       model: :class:`smoothgrad_jax.LDA`, or a function ``(params, batch) -> (stats, info)`` and ``prior``.
       params: λ to start from; or the ``state`` of an earlier run, to go on with the same model, window, key and
-        batch size.
+        batch size. The new run uses the state up, and with it the earlier run.
       window: L: a number, ∞, or a schedule of the step number such as :func:`smoothgrad_jax.phase_out`. A schedule
         starts with its longest window. Or :class:`smoothgrad_jax.Adaptive`, which weighs noise against drift as the
         run goes (:mod:`smoothgrad_jax.adaptive`) and takes the memory of the length it is at, up to ``longest``: a
@@ -127,7 +127,8 @@ def fit(
         zeros of Algorithm 1 would come back with every growth.
       rho: ρ: a number in [0, 1] or a schedule of the step number; by default ``robbins_monro(τ, 0.7)`` with τ from
         :func:`smoothgrad_jax.svi.default_offset` for a corpus, and 10 for batches of one's own.
-      passes, steps, seconds: How long: the first limit that is reached ends the run. By default one pass.
+      passes, steps, seconds: How long: the first limit that is reached ends the run. By default one pass. They count
+        from here: a run that goes on is given what is left.
       batch_size: B, for a corpus.
       key: Which documents are drawn, for a corpus.
       replace: Draw documents with replacement, as in the paper, instead of in shuffled passes.
@@ -494,6 +495,8 @@ class _Rows:
             raise ValueError(f"dtype must be one of {', '.join(jnp.dtype(each).name for each in _SLOTS)}; got {dtype}")
         resumed = isinstance(params, rows.RowState)
         if resumed:
+            if any(shard.is_deleted() for shard in params.shards):
+                raise ValueError("this state was used up by a run that went on from it; take the state of that one")
             self._state = params
             if threads not in (None, len(params.shards)) or (dtype is not None and jnp.dtype(dtype) != params.dtype):
                 raise ValueError(f"this state is for {len(params.shards)} threads and slots of {params.dtype}")

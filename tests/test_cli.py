@@ -145,6 +145,7 @@ def test_more_passes_go_on_from_the_end(model, texts, folder, capsys):
     (half / "model.json").unlink()
     assert main(["fit", str(texts), "--out", str(half), "--resume"]) == 0
     np.testing.assert_array_equal(load_model(half).lam, load_model(model).lam)
+    assert "steps were taken already" in capsys.readouterr().err
     assert main(["fit", str(texts), "--out", str(half), "--resume", "--topics", "4"]) == 1
     assert "topics was 3, now 4" in capsys.readouterr().err
     assert main(["fit", str(texts), "--out", str(half), "--resume", "--passes", "12"]) == 0
@@ -207,6 +208,7 @@ def test_every_command_has_help(capsys):
         (["fit", "texts.txt", "--out", "new", "--alpha", "-1"], "alpha must be positive"),
         (["sweep", "texts.txt", "--out", "new", "--held-out", "0"], "a sweep compares held-out scores"),
         (["report", "model", "texts.txt", "--out", "nowhere/report.html"], "nowhere"),
+        (["transform", "model", "texts.txt", "--out", "nowhere/theta.tsv"], "theta.tsv: there is no folder nowhere"),
     ],
 )
 def test_what_goes_wrong_is_one_line(model, folder, monkeypatch, capsys, arguments, message):
@@ -225,6 +227,7 @@ def test_what_is_left_by_a_run_killed_before_its_first_checkpoint_is_in_nobodys_
         (out / "checkpoints" / ".new-1").mkdir(parents=True)
         assert main(["fit", str(texts), "--out", str(out), *COMMON[:3], "1", *COMMON[4:], *extra]) == 0
         assert load_model(out).lam.shape == (30, 3)
+        assert ("no run to resume yet" in capsys.readouterr().err) == bool(extra)
 
 
 def test_a_missing_extra_is_one_line(texts):

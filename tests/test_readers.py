@@ -198,7 +198,9 @@ def test_shards_are_one_corpus(tmp_path):
     for name in "ab":
         file(shards, jsonl([name]), name)
     assert list(open_source(shards, format="jsonl").texts()) == ["a", "b"]
-    with pytest.raises(CorpusError, match=r"a folder of documents.* a is recognised as jsonl.*format="):
+    with pytest.raises(
+        CorpusError, match=r"a folder of documents.* a is recognised as jsonl; pass those .* the format \"jsonl\""
+    ):
         open_source(shards)
     with pytest.raises(CorpusError, match=r"a: expected uci as in .*uciplain, got jsonl"):
         open_source([tmp_path / "uciplain", shards / "a"])
@@ -675,7 +677,9 @@ def test_pairs_that_cannot_be_read(tmp_path, kind, text, message):
         ("jsonl", '{"text": "a"}\n{"text": ' + "1" * 9999 + "}", "corpus, line 2: expected a JSON object: Exceeds"),
         ("csv", "id,text\n1,a\n2\n", "corpus, line 3: expected 2 columns as in the header, got 1"),
         ("csv", "text,text\na,b\n", "corpus, line 1: expected one column 'text', got 'text', 'text'"),
-        ("csv", "id,text\n1,a\rb\n", "corpus, line 2: expected csv: new-line character"),
+        ("csv", "id,text\n1,a\rb\n", "corpus, line 2: expected csv, with quotes in pairs .*: new-line character"),
+        ("csv", 'id,text\n1,"a\n2,b\n', "corpus, line 3: expected csv, with quotes in pairs .*: unexpected end"),
+        ("tsv", 'id\ttext\n1\t"a\n2\t"b"\n', "corpus, line 3: expected tsv, with quotes in pairs"),
     ],
 )
 def test_records_that_cannot_be_read(tmp_path, kind, text, message):

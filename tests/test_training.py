@@ -131,6 +131,8 @@ def test_a_run_goes_on_from_its_state(X, lam, window):
     part = fit(X, model, lam, steps=6, **options).finish()
     rest = fit(X, model, part.state, steps=11, **options).finish()
     np.testing.assert_array_equal(rest.params, whole.params)
+    with pytest.raises(ValueError, match="used up by a run that went on from it"):
+        fit(X, model, part.state, steps=11, **options)
 
 
 def test_a_state_is_not_for_every_run(X, lam):
