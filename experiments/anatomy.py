@@ -2,6 +2,7 @@
 
     python experiments/anatomy.py                             generated documents
     python experiments/anatomy.py --corpus arxiv/bow.npz
+    python experiments/anatomy.py --words 100000              generated as for the benchmark, with so many words
 
 Topics are trained for a pass; then every program of a step is waited for and timed by itself, and the rows' program
 again with only one of its parts at work: values that leave the window, values that enter it, β̃ of the words to come.
@@ -16,6 +17,7 @@ import time
 
 import jax
 import numpy as np
+from benchmark import generate
 from study import read
 
 from smoothgrad_jax import LDA, Corpus, fit, init_topics, lda, robbins_monro, rows
@@ -88,11 +90,15 @@ def main():
     parser.add_argument(
         "--corpus", type=pathlib.Path, help="documents × words (bow.npz), or a converted folder; else generated"
     )
+    parser.add_argument("--words", type=int, help="V of documents that are generated as those of the benchmark")
     parser.add_argument("--documents", type=int, default=30_000)
     parser.add_argument("--alpha", type=float, default=0.5)
     parser.add_argument("--eta", type=float, default=0.5)
     args = parser.parse_args()
-    name, X = read(args.corpus)
+    if args.words and not args.corpus:
+        name, X = "generated", generate(np.random.default_rng(0), args.documents, args.words, TOPICS, 60, tail=2)[0]
+    else:
+        name, X = read(args.corpus)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     times, facts = measure(Corpus.of(X[: args.documents]), args.alpha, args.eta)

@@ -35,7 +35,8 @@ from smoothgrad_jax.lda import LDA
 from smoothgrad_jax.window import ExponentialState, Warmup, check_length, check_lengths
 
 _PATIENCE = 0.25  # seconds between two reports, unless the caller asks for a number of steps
-_LEAST_WORK = 700_000  # entries × topics a thread: with 650,000 in all (news, K = 100) two were no faster than one
+# Entries × topics a thread: with 330,000 in all (news, K = 50) two were no faster than one, with 650,000 by a tenth.
+_LEAST_WORK = 400_000
 _SLOTS = (jnp.float32, jnp.float64, jnp.bfloat16, jnp.uint8)  # float16 overflows at 65,504, which counts do reach
 _IN_FLIGHT = 3  # steps that are handed out before the first of them has ended: handing out may have to wait for a core
 _AHEAD = 1024  # values of a schedule that are computed at a time
