@@ -23,7 +23,6 @@ shows the peak of what the processes of each command hold for themselves (RssAno
 import argparse
 import json
 import math
-import os
 import pathlib
 import signal
 import statistics
@@ -36,6 +35,8 @@ from types import SimpleNamespace
 import benchmark
 import numpy as np
 import scipy.sparse
+
+SMOOTHGRAD = ("-m", "smoothgrad_jax")
 
 
 def load(path, documents, held_out):
@@ -88,14 +89,14 @@ def command(args):
     for path in args.paths:
         with tempfile.TemporaryDirectory() as folder:
             corpus = pathlib.Path(folder) / "corpus"
-            run("smoothgrad_jax", "convert", path, corpus)
+            run(*SMOOTHGRAD, "convert", path, corpus)
             rates = {"command": [], "engine": []}
             for repeat in range(args.repeats):
                 out = pathlib.Path(folder) / f"model {repeat}"
                 settings = ["--topics", args.topics, "--batch-size", 300, "--passes", 1, "--held-out", 1_000, "--json"]
-                last = json.loads(run("smoothgrad_jax", "fit", corpus, "--out", out, *settings).splitlines()[-1])
+                last = json.loads(run(*SMOOTHGRAD, "fit", corpus, "--out", out, *settings).splitlines()[-1])
                 rates["command"].append(300 * last["step"] / last["seconds"])
-                rates["engine"].append(float(run("benchmark_text", "engine", path, "--topics", args.topics)))
+                rates["engine"].append(float(run(__file__, "engine", path, "--topics", args.topics)))
                 print({name: round(values[-1]) for name, values in rates.items()}, flush=True)
             ratio = statistics.median(rates["command"]) / statistics.median(rates["engine"])
             print(f"{path.parent.name}: the command trains at {ratio:.2f} of the engine's documents/s (medians)")
@@ -118,7 +119,7 @@ def convert(args):
     with tempfile.TemporaryDirectory() as folder:
         for repeat in range(args.repeats):
             begun = time.perf_counter()
-            printed = run("smoothgrad_jax", "convert", *args.paths, pathlib.Path(folder) / str(repeat))
+            printed = run(*SMOOTHGRAD, "convert", *args.paths, pathlib.Path(folder) / str(repeat))
             print(f"{printed.splitlines()[-1].split(': ')[1]}; {time.perf_counter() - begun:.1f} s with the start")
 
 
@@ -129,7 +130,7 @@ def memory(args):
         fit = ["fit", corpus, "--topics", args.topics, "--passes", 1, "--out", model]
         for arguments, seconds in ((["convert", *args.paths, corpus], math.inf), (fit, 60)):
             begun, peak, interrupted = time.perf_counter(), 0, False
-            with subprocess.Popen([sys.executable, "-m", "smoothgrad_jax", *map(str, arguments)]) as process:
+            with subprocess.Popen(python(*SMOOTHGRAD, *arguments)) as process:
                 while process.poll() is None:
                     peak = max(peak, own_memory(process.pid))
                     if not interrupted and time.perf_counter() - begun > seconds:
@@ -153,11 +154,13 @@ def own_memory(process):
 
 
 def run(*arguments):
-    """``python -m …`` in a process of its own; its standard output."""
-    command = [sys.executable, "-m", *map(str, arguments)]
-    path = os.pathsep.join([str(pathlib.Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = os.environ | {"PYTHONPATH": path}  # for this file
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
+    """``python …`` in a process of its own; its standard output."""
+    return subprocess.run(python(*arguments), check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def python(*arguments):
+    """The command for this Python."""
+    return [sys.executable, *map(str, arguments)]
 
 
 def main():
