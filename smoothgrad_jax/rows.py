@@ -56,6 +56,8 @@ _MOST_THREADS = 8
 _END = 1 << 30  # stands after the last word of a list
 _STAMP = 4  # numbers of a stamp: (A, C) as a + a′ and c + c′
 _LINE = 16  # every so many numbers of a row are looked at to have all of it in the cache: 64 bytes of float32
+_GROUP = 8  # rows that are looked at together, so that they come from memory together
+_LEAVES, _ENTERS, _USED, _BITS = 1, 2, 4, 3  # what is to do with the row of a word
 _CODE_BIAS = (127 << 3) - 255  # the code 255 is 1.0: exponent 127 and mantissa 0, in the 11 upper bits of a float
 
 
@@ -668,13 +670,23 @@ def _walk(arrays, left, entered, eta_total, leave, enter, use, clocks, eta):
     total = jnp.where(good, total, jnp.nan)
     sizes = lda.topic_sizes(total[:, :num_topics])
 
-    def one(state):
-        i, j, k, shard, slot, table, seen = state
+    def merge(state):
+        """The next word, and what is to do with its row."""
+        i, j, k, n, order = state
         w = next_word(i, j, k)
-        # Where the word is not in a list, the row that the list has next is multiplied by 0, and written again in
-        # its turn: that is less than a branch.
         leaves, enters, used = leave[i] == w, enter[j] == w, use[k] == w
-        # The barrier: these are computed once, and not for every topic.
+        todo = (w << _BITS) + _LEAVES * leaves + _ENTERS * enters + _USED * used
+        return i + leaves, j + enters, k + used, n + 1, set_row(order, n, todo[None])
+
+    order = jnp.zeros(leave.shape[0] + enter.shape[0] + use.shape[0] + 2 * _GROUP, jnp.int32)
+    start = (*[jnp.int32(0)] * 4, order)
+    *_, number, order = lax.while_loop(lambda state: good & (next_word(*state[:3]) < _END), merge, start)
+
+    def one(n, state):
+        i, j, k, shard, slot, table = state
+        w, leaves, enters, used = order[n] >> _BITS, *((order[n] & bit) > 0 for bit in (_LEAVES, _ENTERS, _USED))
+        # Where the word is not in a list, the row that the list has next is multiplied by 0, and written again in
+        # its turn: that is less than a branch. The barrier: these are computed once, and not for every topic.
         w, factor, sign = lax.optimization_barrier((w, scale * enters, leaves.astype(shard.dtype)))
         # Ŝ_w = (D/B) Σ_d n_dw φ_dw
         values = factor * sum(row(each, j + first)[:, :num_topics] for each in sums)
@@ -691,14 +703,18 @@ def _walk(arrays, left, entered, eta_total, leave, enter, use, clocks, eta):
         )
         # A row that was only read is left as it was: the next time it is brought from there.
         shard = lax.cond(leaves | enters, lambda shard: _put(shard, w, new), lambda shard: shard, shard)
-        i, j, k = i + leaves, j + enters, k + used
-        # A look at the row after the next one: it is on its way from memory while the next one is computed.
-        w = next_word(i, j, k)
-        w = next_word(i + (leave[i] == w), j + (enter[j] == w), k + (use[k] == w))
-        return i, j, k, shard, slot, table, seen + row(shard, w)[0, ::_LINE].sum()
+        return i + leaves, j + enters, k + used, shard, slot, table
 
-    start = (*[jnp.int32(0)] * 3, shard, slot, table, seen)
-    *_, shard, slot, table, seen = lax.while_loop(lambda state: good & (next_word(*state[:3]) < _END), one, start)
+    def group(state):
+        """Some rows; and a look at those that come next, which then come from memory together, and not in turn."""
+        n, seen, *state = state
+        end = n + _GROUP
+        *_, shard, _, _ = state = lax.fori_loop(n, jnp.minimum(end, number), one, tuple(state))
+        seen = lax.fori_loop(end, end + _GROUP, lambda n, x: x + row(shard, order[n] >> _BITS)[0, ::_LINE].sum(), seen)
+        return end, seen, *state
+
+    start = (jnp.int32(0), seen, *[jnp.int32(0)] * 3, shard, slot, table)
+    _, seen, *_, shard, slot, table = lax.while_loop(lambda state: state[0] < number, group, start)
     unknown = jnp.full((1, table.shape[1]), jnp.nan, table.dtype)
     table = lax.fori_loop(0, jnp.where(good, 0, table.shape[0]), lambda i, table: set_row(table, i, unknown), table)
     return shard, slot, table, total, entered, seen
