@@ -57,6 +57,7 @@ _END = 1 << 30  # stands after the last word of a list
 _STAMP = 4  # numbers of a stamp: (A, C) as a + a′ and c + c′
 _LINE = 16  # every so many numbers of a row are looked at to have all of it in the cache: 64 bytes of float32
 _GROUP = 8  # rows that are looked at together, so that they come from memory together
+_CHUNK = 4096  # rows that are brought up to date at a time to be looked at
 _LEAVES, _ENTERS, _USED, _BITS = 1, 2, 4, 3  # what is to do with the row of a word
 _CODE_BIAS = (127 << 3) - 255  # the code 255 is 1.0: exponent 127 and mantissa 0, in the 11 upper bits of a float
 
@@ -374,20 +375,45 @@ def settle(state: RowState, model: Model, pool: ThreadPoolExecutor | None = None
     return _touch(state, model, nothing, pool)[0]
 
 
-def params(state: RowState, model: Model, pool: ThreadPoolExecutor | None = None) -> np.ndarray:
-    """λ [V, K] after the last step; the state stays as it is.
+def params(state: RowState, model: Model) -> np.ndarray:
+    """λ [V, K] after the last step; the state stays as it is: to look at a run must not change it.
 
-    Allocates a copy of the shards if something is pending: to look at a run must not change it.
+    In NumPy, some rows at a time: it compiles nothing, and allocates the result and the rows for which something waits.
     """
-    if state.pending is not None:
-        # The slots that stay are not needed, and the new one goes into a window of its own.
-        alone = state._replace(shards=tuple(map(_copy, state.shards)), slots=deque(), spare=None)
-        state = settle(alone, model, pool)
     threads = len(state.shards)
     out = np.empty((state.num_words, state.num_topics), state.shards[0].dtype)
-    for s, shard in enumerate(state.shards):
-        out[s::threads] = _current(shard, _split(state.clock, out.dtype), model.eta[s])
+    clock, last_clock = (_split(each, out.dtype) for each in (state.clock, state.last))
+    for s, shard in enumerate(map(np.asarray, state.shards)):
+        lam, eta = out[s::threads], np.broadcast_to(model.eta[s], (len(shard), out.shape[1]))
+        for start in range(0, len(shard), _CHUNK):
+            part = slice(start, start + _CHUNK)
+            lam[part] = _bring(shard[part], clock, eta[part], np)
+        if state.pending is not None:
+            # As _rows will do it: at the last clock something left or entered.
+            words, total = _waiting(state, shard, s)
+            P, lost, Q = _factors(last_clock[None], clock, np)
+            before = _bring(shard[words], last_clock, eta[words], np)
+            lam[words] = P * before + lost * eta[words] + Q * np.maximum(total, 0)
     return out
+
+
+def _waiting(state, shard, s):
+    """The words of a shard for which statistics wait to leave the sums or to enter them; and their sums after that."""
+    pending, dtype = state.pending, shard.dtype
+    changes = []
+    for slot in state.leaving:
+        words = slot.words[s][slot.words[s] < _END]
+        changes.append((words, -_decoded([np.asarray(part)[: len(words)] for part in slot.values[s]], np.float64)))
+    words, first = pending.words[s][pending.words[s] < _END], s * pending.words.shape[1]
+    sums = sum(np.asarray(each)[first : first + len(words), : state.num_topics] for each in pending.sums)
+    entering = dtype.type(pending.scale) * sums
+    changes.append((words, entering if state.dtype == dtype else _rounded(entering, state.dtype)))
+    touched = np.unique(np.concatenate([words for words, _ in changes]))
+    _, total, residue, _ = _split_row(shard[touched].astype(np.float64))
+    total += residue
+    for words, values in changes:
+        total[np.searchsorted(touched, words)] += values
+    return touched, total.astype(dtype)
 
 
 def export(state: RowState) -> tuple[dict[str, list[np.ndarray]], dict[str, Any]]:
@@ -495,17 +521,11 @@ def _padded(array, room):
 
 
 def _zeros(shape, dtype):
-    return jnp.array(np.zeros(shape, dtype))  # for each shape compiled in a quarter of the time of jnp.zeros
+    return jnp.array(np.zeros(shape, dtype))  # a copy: compiled in less time than jnp.zeros, for every shape
 
 
 def _copy(array):
-    return jnp.array(np.asarray(array))  # jnp.array copies what numpy owns, without a program
-
-
-@jax.jit
-def _current(shard, clock, eta):
-    """λ of a shard at a clock."""
-    return _bring(shard, clock, eta)
+    return jnp.array(np.asarray(array))  # jnp.array copies what numpy owns
 
 
 def catch_up(state: RowState, model: Model) -> RowState:
@@ -763,7 +783,8 @@ def _num_topics(shard):
 def _split_row(rows):
     """λ, Σ, δ [n, K] and the stamps [n, 4]."""
     num_topics = _num_topics(rows)
-    return tuple(jnp.split(rows, (num_topics, 2 * num_topics, 3 * num_topics), 1))
+    columns = itertools.pairwise((0, num_topics, 2 * num_topics, 3 * num_topics, rows.shape[1]))
+    return tuple(rows[:, a:b] for a, b in columns)
 
 
 def _put(shard, w, new):
@@ -774,21 +795,21 @@ def _put(shard, w, new):
     return shard
 
 
-def _factors(stamps, clock):
+def _factors(stamps, clock, numpy=jnp):
     """P, 1 − P and Q [n, 1] that bring rows from their stamps to a clock."""
     a, a_rest, c, c_rest = (stamps[:, j, None] for j in range(_STAMP))
     # P = exp(A_j − A_i),   Q = C_j − P C_i = (C_j − C_i) + (1 − P) C_i
     log_P = (clock[0] - a) + (clock[1] - a_rest)
-    lost = -jnp.expm1(log_P)
-    return jnp.exp(log_P), lost, ((clock[2] - c) + (clock[3] - c_rest)) + lost * c
+    lost = -numpy.expm1(log_P)
+    return numpy.exp(log_P), lost, ((clock[2] - c) + (clock[3] - c_rest)) + lost * c
 
 
-def _bring(rows, clock, eta):
+def _bring(rows, clock, eta, numpy=jnp):
     """λ [n, K] of rows at a clock."""
     lam, total, _, stamps = _split_row(rows)
-    P, lost, Q = _factors(stamps, clock)
+    P, lost, Q = _factors(stamps, clock, numpy)
     # λ ← P λ + (1 − P) η + Q Σ, where rounding may have left a sum of nothing below 0
-    return P * lam + lost * eta + Q * jnp.maximum(total, 0)
+    return P * lam + lost * eta + Q * numpy.maximum(total, 0)
 
 
 def _add(total, residue, values):
@@ -829,11 +850,21 @@ def _empty_slot(room, num_topics, dtype):
 
 def _load(slot, i, dtype):
     """Values [1, K] of row i of a slot."""
-    slot = tuple(row(each, i) for each in slot)
+    return _decoded([row(each, i) for each in slot], dtype)
+
+
+def _decoded(slot, dtype):
+    """Values [n, K] of rows as :func:`_store` keeps them; of NumPy's arrays as well."""
     values = _decode(slot[0]) * slot[1][:, None] if slot[0].dtype == jnp.uint8 else slot[0]
     return values.astype(dtype)
 
 
 def _decode(codes):
-    bits = (codes.astype(jnp.int32) + _CODE_BIAS) << 20
-    return jnp.where(codes > 0, lax.bitcast_convert_type(bits, jnp.float32), 0)
+    bits = (codes.astype(np.int32) + _CODE_BIAS) << 20
+    return bits.view(np.float32) * (codes > 0)
+
+
+@partial(jax.jit, static_argnames="dtype")
+def _rounded(values, dtype):
+    """Values as a slot of that precision gives them back."""
+    return _decoded(_store(values, dtype), values.dtype)

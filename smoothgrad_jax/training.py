@@ -582,7 +582,7 @@ class _Rows:
         return arrays, facts | {"engine": "rows"}
 
     def params(self):
-        return rows.params(self.state(), self._model, self._pool)
+        return rows.params(self.state(), self._model)
 
 
 class _Dense:

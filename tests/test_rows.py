@@ -1,6 +1,7 @@
 """The row-sparse engine: the same λ as the transcription, whatever the window, the priors and the number of threads."""
 
 import math
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -175,6 +176,40 @@ def test_a_row_that_is_only_used_is_not_written(x64, lam, corpus, pool):
         np.testing.assert_array_equal(row[-4:], 0)
     for w in first[0]:
         np.testing.assert_allclose(np.asarray(state.shards[w % 2])[w // 2, -4], state.last[0])
+
+
+@pytest.mark.parametrize("dtype", [None, jnp.bfloat16, jnp.uint8])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_to_look_is_what_the_next_step_will_do(lam, corpus, rng, pool, threads, dtype):
+    """λ with statistics that wait to enter, and several slots that wait to leave, is that after they have."""
+    model = LDA(0.3, rng.gamma(1, 0.2, (V, 1)).astype(np.float32) + 0.01, 500)
+    state, table = rows.init(lam.astype(np.float32), threads, dtype=dtype), Corpus.of(corpus, num_words=V)
+    dealt, layout = rows.deal(model, state), table.layout(6)
+    for i, chosen in enumerate(picks(rng, 6)):
+        share = rows.share(table.pack(chosen, layout), threads)
+        state, _ = rows.step(state, share, dealt, decreasing(i), 4 if i < 5 else 2, pool)
+    assert len(state.leaving) == 3
+    looked = rows.params(state, dealt)
+    np.testing.assert_array_equal(rows.params(state, dealt), looked)
+    assert state.pending is not None
+    settled = rows.settle(state, dealt, pool)
+    np.testing.assert_allclose(looked, rows.params(settled, dealt), rtol=2e-6)
+    np.testing.assert_allclose(looked.sum(0, dtype=np.float64), settled.totals[0][0, :K], rtol=0.05 if dtype else 1e-5)
+
+
+def test_to_look_allocates_the_result(rng, pool):
+    """And no copy of the rows, which are three times as large."""
+    num_words = 30_000
+    model, state = LDA(0.3, 0.2, 500), rows.init(np.ones((num_words, K), np.float32))
+    share = rows.share(pack([([3, 4], [1, 2])], num_words=num_words), 1)
+    dealt = rows.deal(model, state)
+    state, info = rows.step(state, share, dealt, 0.5, 3, pool)
+    assert info.finite
+    tracemalloc.start()
+    lam = rows.params(state, dealt)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert lam.nbytes <= peak < 1.7 * lam.nbytes
 
 
 def test_bytes_keep_the_sum_and_the_size_of_every_entry(rng):
