@@ -275,7 +275,7 @@ def pack_rows(table: Any, rows: np.ndarray, layout: Layout) -> Batch:
       layout: The shape; see :class:`Layout` for what does not fit.
 
     Returns:
-      A :class:`Batch`. Costs the entries of the rows and one bit and one integer for each word there is.
+      A :class:`Batch`. Costs the entries of the rows and a look at a byte for each word there is.
     """
     lengths = np.asarray(_lengths(table, rows))
     offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -283,8 +283,9 @@ def pack_rows(table: Any, rows: np.ndarray, layout: Layout) -> Batch:
     ids = ids.astype(np.int64)  # as NumPy wants them: with others it takes twice as long
     present = np.zeros(table.shape[1], bool)
     present[ids] = True
-    position = np.cumsum(present, dtype=np.int32) - 1  # of a word in the batch's own vocabulary
     used = np.flatnonzero(present)
+    position = np.empty(table.shape[1], np.int32)  # of a word in the batch's own vocabulary, where it has one
+    position[used] = np.arange(used.size, dtype=np.int32)
     tiles = _tiles(max(layout.longest, int(lengths.max())))
     # A tile is cut from the counts at the document's last words, and its rest from whatever comes then.
     room = max(_room(layout.num_entries, ids.size + TILE), tiles[-1])
