@@ -61,8 +61,9 @@ class Watch:
         import numpy as np
 
         self.stop()
-        values = np.asarray(topics(), np.float64)
-        if self.save:
+        values = topics()
+        if self.save:  # else memory is looked at: a copy in float64 would be of ours, not of the library
+            values = np.asarray(values, np.float64)
             np.save(f"{self.save}{len(self.marks)}.npy", (values / values.sum(1, keepdims=True)).astype(np.float32))
         self.workers_mb = max(self.workers_mb, workers_mb())
         self.marks.append((documents, self.seconds))

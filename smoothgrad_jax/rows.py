@@ -229,9 +229,10 @@ def init(
     )
 
 
+@jax.jit
 def _fresh(lam):
     """Rows with nothing in the window, at the very first step."""
-    return jnp.array(np.pad(lam, [(0, 0), (0, 2 * lam.shape[1] + _STAMP)]))
+    return jnp.pad(lam, [(0, 0), (0, 2 * lam.shape[1] + _STAMP)])
 
 
 def _rule(window, lam):
