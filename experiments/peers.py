@@ -62,7 +62,7 @@ class Watch:
 
         self.stop()
         values = topics()
-        if self.save:  # else memory is looked at: a copy in float64 would be of ours, not of the library
+        if self.save:  # without, memory may be what is looked at, and a copy in float64 would be ours
             values = np.asarray(values, np.float64)
             np.save(f"{self.save}{len(self.marks)}.npy", (values / values.sum(1, keepdims=True)).astype(np.float32))
         self.workers_mb = max(self.workers_mb, workers_mb())
@@ -73,7 +73,7 @@ class Watch:
 def train_ours(X, spec, watch):
     """smoothgrad_jax. The pass is made twice: the first compiles and gives the curve, the second documents/s.
 
-    Looking at λ changes which programs the next step needs, so that both passes look at the same steps.
+    Both passes look at λ at the same steps.
     """
     import jax
 

@@ -53,7 +53,7 @@ from smoothgrad_jax.loops import ALONE, row, set_row, whole
 from smoothgrad_jax.window import Warmup
 
 _MOST_THREADS = 8
-_END = 1 << 30  # stands after the last word of a list
+_END = 1 << 28  # stands after the last word of a list; less than 2³¹ by _BITS
 _STAMP = 4  # numbers of a stamp: (A, C) as a + a′ and c + c′
 _LINE = 16  # every so many numbers of a row are looked at to have all of it in the cache: 64 bytes of float32
 _GROUP = 8  # rows that are looked at together, so that they come from memory together
@@ -214,15 +214,16 @@ def init(
     """
     lam = np.asarray(lam)
     total = lam.sum(0, dtype=np.float64, keepdims=True).astype(lam.dtype)
+    shards = tuple(_fresh(lam[s::threads]) for s in range(threads))
     return RowState(
-        shards=tuple(_fresh(lam[s::threads]) for s in range(threads)),
+        shards=shards,
         totals=tuple(_fresh(total) for _ in range(threads)),
         last=(0.0, 0.0),
         clock=(0.0, 0.0),
         step=0,
         count=0,
         slots=None if infinite else deque(),
-        dtype=jnp.dtype(dtype or lam.dtype),
+        dtype=jnp.dtype(dtype or shards[0].dtype),
         leaving=(),
         pending=None,
         rule=None if window is None else _rule(window, lam),
@@ -310,7 +311,7 @@ def step(
       rho: ρ in [0, 1].
       length: L ≥ 1; if it is shorter than at the last step, the oldest values leave, and if it is longer, the window
         grows with the values to come. A state made for L = ∞ or for an adaptive window takes no notice of it.
-      pool: Where all threads but the caller's run.
+      pool: Where all threads but the caller's run, and at the first step of a run a compilation.
       warmup: As in :func:`smoothgrad_jax.window.push`.
       tol, max_iter: As in :func:`smoothgrad_jax.local_step`.
 
@@ -319,8 +320,7 @@ def step(
     """
     threads, room = share.words.shape
     spare = state.pending.sums if state.pending and state.pending.words.shape == share.words.shape else None
-    fresh = spare is None
-    if fresh:
+    if spare is None:
         shape = (threads * room, lda.padded(state.num_topics))
         spare = tuple(_zeros(shape, model.alpha.dtype) for _ in range(threads))
     tol = np.asarray(tol, model.alpha.dtype)
@@ -335,9 +335,9 @@ def step(
         bounds = share.bounds[p], share.bounds[p + 1]
         return _documents(model.alpha, tables, share.batch, bounds, tol, max_iter, spare[p], hashed)
 
-    if fresh and pool is not None:
-        # The second program is compiled beside the first: for no document at all, as its result is not needed.
-        submit(pool, _compile, partial(_documents, model.alpha), share, spare[0], (tol, max_iter), hashed)
+    if state.spare is None and pool is not None:
+        # At the first step of a run the second program is compiled beside the first.
+        submit(pool, _compile, partial(_documents, model.alpha), share, spare[0].shape[1], (tol, max_iter), hashed)
     state, fitted = _touch(state, model, share, pool, fit)
     leaving = []
     while state.slots is not None and state.count + 1 - len(leaving) > length:
@@ -379,7 +379,8 @@ def settle(state: RowState, model: Model, pool: ThreadPoolExecutor | None = None
 def params(state: RowState, model: Model) -> np.ndarray:
     """λ [V, K] after the last step; the state stays as it is: to look at a run must not change it.
 
-    In NumPy, some rows at a time: it compiles nothing, and allocates the result and the rows for which something waits.
+    In NumPy, some rows at a time: on a CPU it allocates the result and the rows for which something waits, and it
+    compiles nothing (but once for slots of uint8).
     """
     threads = len(state.shards)
     out = np.empty((state.num_words, state.num_topics), state.shards[0].dtype)
@@ -400,21 +401,27 @@ def params(state: RowState, model: Model) -> np.ndarray:
 
 def _waiting(state, shard, s):
     """The words of a shard for which statistics wait to leave the sums or to enter them; and their sums after that."""
-    pending, dtype = state.pending, shard.dtype
-    changes = []
-    for slot in state.leaving:
-        words = slot.words[s][slot.words[s] < _END]
-        changes.append((words, -_decoded([np.asarray(part)[: len(words)] for part in slot.values[s]], np.float64)))
-    words, first = pending.words[s][pending.words[s] < _END], s * pending.words.shape[1]
-    sums = sum(np.asarray(each)[first : first + len(words), : state.num_topics] for each in pending.sums)
-    entering = dtype.type(pending.scale) * sums
-    changes.append((words, entering if state.dtype == dtype else _rounded(entering, state.dtype)))
-    touched = np.unique(np.concatenate([words for words, _ in changes]))
-    _, total, residue, _ = _split_row(shard[touched].astype(np.float64))
-    total += residue
-    for words, values in changes:
-        total[np.searchsorted(touched, words)] += values
-    return touched, total.astype(dtype)
+    num_topics = state.num_topics
+    lists = [slot.words[s][slot.words[s] < _END] for slot in (*state.leaving, state.pending)]
+    touched = np.unique(np.concatenate(lists))
+    # Σ + δ
+    total = shard[touched, num_topics : 2 * num_topics].astype(np.float64)
+    total += shard[touched, 2 * num_topics : 3 * num_topics]
+    for slot, words in zip(state.leaving, lists[:-1], strict=True):
+        values = _decoded([np.asarray(part)[: len(words)] for part in slot.values[s]], total.dtype)
+        total[np.searchsorted(touched, words)] -= values
+    total[np.searchsorted(touched, lists[-1])] += _entering(state, s)[: len(lists[-1])]
+    return touched, total.astype(shard.dtype)
+
+
+def _entering(state, s):
+    """The values that will enter the sums of a shard, as a slot gives them back."""
+    pending, room = state.pending, state.pending.words.shape[1]
+    sums = sum(np.asarray(each)[s * room : (s + 1) * room, : state.num_topics] for each in pending.sums)
+    values = sums.dtype.type(pending.scale) * sums
+    if state.dtype == jnp.uint8:
+        return np.asarray(_coarse(values))
+    return values.astype(state.dtype).astype(values.dtype)
 
 
 def export(state: RowState) -> tuple[dict[str, list[np.ndarray]], dict[str, Any]]:
@@ -578,11 +585,11 @@ def _touch(state, model, share, pool, then=None):
     last = earlier.pop() if earlier and earlier[-1].words.shape[1] == room else None
     if last is None:
         empty = tuple(_empty_slot(room, num_topics, state.dtype) for _ in range(threads))
-        last = Slot(np.full_like(pending.words, _END), empty, jnp.zeros(num_topics, dtype))
+        last = Slot(np.full_like(pending.words, _END), empty, _zeros(num_topics, dtype))
     spare = state.spare
     if spare is None or spare[0][0][0].shape[0] != room or spare[0][1].shape[0] != share.words.shape[1]:
         table = (share.words.shape[1], lda.padded(num_topics))
-        spare = tuple((_empty_slot(room, num_topics, state.dtype), jnp.zeros(table, dtype)) for _ in range(threads))
+        spare = tuple((_empty_slot(room, num_topics, state.dtype), _zeros(table, dtype)) for _ in range(threads))
     left = sum((slot.total for slot in earlier), last.total)
     scale = np.asarray(pending.scale, dtype)
     touched = [Future() for _ in range(threads)]
@@ -764,11 +771,11 @@ def _documents(alpha, tables, batch, bounds, tol, max_iter, spare, hashed=None):
     return sums, *found, sketch
 
 
-def _compile(program, share, spare, options, hashed):
+def _compile(program, share, width, options, hashed):
     """Have the program for the documents of a minibatch, by a call for none of them."""
-    threads, room = share.words.shape
-    tables, none = (_zeros((room, spare.shape[1]), spare.dtype),) * threads, (share.bounds[0], share.bounds[0])
-    program(tables, share.batch, none, *options, _zeros(spare.shape, spare.dtype), hashed)
+    (threads, room), dtype = share.words.shape, options[0].dtype
+    tables, none = (_zeros((room, width), dtype),) * threads, (share.bounds[0], share.bounds[0])
+    program(tables, share.batch, none, *options, _zeros((threads * room, width), dtype), hashed)
 
 
 @whole
@@ -865,7 +872,7 @@ def _decode(codes):
     return bits.view(np.float32) * (codes > 0)
 
 
-@partial(jax.jit, static_argnames="dtype")
-def _rounded(values, dtype):
-    """Values as a slot of that precision gives them back."""
-    return _decoded(_store(values, dtype), values.dtype)
+@jax.jit
+def _coarse(values):
+    """Values [n, K] as a slot of bytes gives them back."""
+    return _decoded(_store(values, jnp.uint8), values.dtype)
