@@ -156,7 +156,7 @@ def _add_training(parser):
     group.add_argument("--kappa", type=float, help="in (0.5, 1] to converge (0.7)")
     group.add_argument("--held-out", type=int, metavar="N", help="documents set aside to score (5%%, at most 1,000)")
     group.add_argument("--seed", type=_seed, help="random seed (0)")
-    group.add_argument("--threads", type=_positive, metavar="N", help="(one a core, up to 8)")
+    group.add_argument("--threads", type=_positive, metavar="N", help="(one a core, up to 8; fewer for small batches)")
 
 
 def _add_json(parser):

@@ -117,6 +117,7 @@ class Run:
         self._over = first >= self.steps
         self.history = list(last.history) if last else []
         self._passes_before = first * size / rows.size
+        self._seconds_before = self.history[-1]["seconds"] if self.history else 0.0  # as far as was written down
         self._num_docs = int(rows.size)
         key = jax.random.key(settings["seed"])
         self._training = training.fit(
@@ -150,7 +151,9 @@ class Run:
         Of a run that goes on from its end there are none.
         """
         for report in () if self._over else self._training:
-            report = report._replace(passes=report.passes + self._passes_before)
+            report = report._replace(
+                passes=report.passes + self._passes_before, seconds=report.seconds + self._seconds_before
+            )
             if report.score is not None:
                 self.history.append(record(report))
             yield report

@@ -10,8 +10,8 @@ of them the caller may look at the topics, stop, or be interrupted: a step that 
 state is always that of a whole number of steps. A run goes on from its state: which documents come next follows from
 the key and the step number.
 
-LDA runs on the rows that a minibatch uses (:mod:`smoothgrad_jax.rows`), on all cores; any other model, and LDA with an
-exponential window, through :func:`smoothgrad_jax.global_step`.
+LDA runs on the rows that a minibatch uses (:mod:`smoothgrad_jax.rows`), on as many cores as it has work for; any other
+model, and LDA with an exponential window, through :func:`smoothgrad_jax.global_step`.
 """
 
 import itertools
@@ -496,8 +496,7 @@ class _Rows:
             raise ValueError(f"dtype must be one of {', '.join(jnp.dtype(each).name for each in _SLOTS)}; got {dtype}")
         resumed = isinstance(params, rows.RowState)
         if resumed:
-            if any(shard.is_deleted() for shard in params.shards):
-                raise ValueError("this state was used up by a run that went on from it; take the state of that one")
+            _check_unused(params)
             self._state = params
             if threads not in (None, len(params.shards)) or (dtype is not None and jnp.dtype(dtype) != params.dtype):
                 raise ValueError(f"this state is for {len(params.shards)} threads and slots of {params.dtype}")
@@ -566,6 +565,7 @@ class _Rows:
 
     def state(self):
         self.wait()
+        _check_unused(self._state)
         return self._state
 
     def set_model(self, model):
@@ -659,6 +659,12 @@ def _dense_step(local_step, params, batch):
 
 
 _sketch = jax.jit(adaptive.sketch)
+
+
+def _check_unused(state):
+    """An error if a run has gone on from this state of rows, and written over it."""
+    if any(shard.is_deleted() for shard in state.shards):
+        raise ValueError("this state was used up by a run that went on from it; take the state and topics of that one")
 
 
 def _check_rule(rule, window):

@@ -150,6 +150,9 @@ def test_more_passes_go_on_from_the_end(model, texts, folder, capsys):
     assert "topics was 3, now 4" in capsys.readouterr().err
     assert main(["fit", str(texts), "--out", str(half), "--resume", "--passes", "12"]) == 0
     np.testing.assert_array_equal(load_model(half).lam, load_model(folder / "twelve").lam)
+    seconds = [record["seconds"] for record in load_model(half).history]
+    assert seconds == sorted(seconds)
+    assert len(set(seconds)) > 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])

@@ -133,6 +133,8 @@ def test_a_run_goes_on_from_its_state(X, lam, window):
     np.testing.assert_array_equal(rest.params, whole.params)
     with pytest.raises(ValueError, match="used up by a run that went on from it"):
         fit(X, model, part.state, steps=11, **options)
+    with pytest.raises(ValueError, match="used up by a run that went on from it"):
+        np.asarray(part.params)
 
 
 def test_a_state_is_not_for_every_run(X, lam):
