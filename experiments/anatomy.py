@@ -20,7 +20,9 @@ import numpy as np
 from benchmark import generate
 from study import read
 
-from smoothgrad_jax import LDA, Corpus, fit, init_topics, lda, robbins_monro, rows
+from smoothgrad_jax import LDA, Corpus, fit, init_topics, robbins_monro
+from smoothgrad_jax.models import lda
+from smoothgrad_jax.training import rows
 
 TOPICS, BATCH, WINDOW, STEPS = 100, 300, 10, 60
 PARTS = {"nothing": (0, 0, 0), "leave": (1, 0, 0), "enter": (0, 1, 0), "use": (0, 0, 1)}

@@ -41,8 +41,8 @@ from smoothgrad_jax import (
     log_predictive,
     pack,
     run,
-    svi,
 )
+from smoothgrad_jax.core import svi
 
 OVERSHOOT, UNSTABLE = 0.648, 4.93
 POINTS = 120

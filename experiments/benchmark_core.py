@@ -46,7 +46,8 @@ def global_steps(rounds):
     import jax
     import jax.numpy as jnp
 
-    from smoothgrad_jax import global_step, init, svi
+    from smoothgrad_jax import global_step, init
+    from smoothgrad_jax.core import svi
 
     stats = jax.random.gamma(jax.random.key(0), 0.3, (V, K))
     step = jax.jit(global_step, donate_argnums=0)

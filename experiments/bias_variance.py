@@ -31,7 +31,6 @@ from smoothgrad_jax import (
     Corpus,
     __version__,
     count_negative,
-    diagnostics,
     global_step,
     init,
     init_topics,
@@ -39,7 +38,8 @@ from smoothgrad_jax import (
     pack,
 )
 from smoothgrad_jax import bias_variance as measure_errors
-from smoothgrad_jax.saved import fingerprint
+from smoothgrad_jax.app.saved import fingerprint
+from smoothgrad_jax.core import diagnostics
 
 WARMUPS = ("zeros", "mean")
 CURVES = ("squared_bias", "variance", "squared_error")

@@ -46,9 +46,9 @@ from smoothgrad_jax import (
     seed_topics,
     split_documents,
 )
-from smoothgrad_jax.progress import describe
-from smoothgrad_jax.saved import fingerprint
-from smoothgrad_jax.store import open_folder
+from smoothgrad_jax.app.progress import describe
+from smoothgrad_jax.app.saved import fingerprint
+from smoothgrad_jax.data.store import open_folder
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 GENERATED = "generated"

@@ -1,6 +1,6 @@
 """Smoothed stochastic variational inference in JAX, after Mandt and Blei (NIPS 2014).
 
-Names are imported when they are first used: the command answers ``--help`` without waiting for jax.
+Public names are imported on first use, so that ``smoothgrad --help`` does not wait for jax.
 """
 
 import importlib.util
@@ -8,39 +8,46 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_ROOMS = {
-    "adaptive": ("Adaptive",),
-    "corpus": ("Corpus", "prefetch", "sample"),
-    "diagnostics": ("averaged_step", "bias_variance", "count_negative"),
-    "documents": ("Batch", "pack"),
-    "estimator": ("SmoothedLDA",),
-    "lda": (
+_NAMES = {
+    "app.estimator": ("SmoothedLDA",),
+    "app.report": ("Excerpt", "typical_documents", "write_report"),
+    "core.adaptive": ("Adaptive",),
+    "core.diagnostics": ("averaged_step", "bias_variance", "count_negative"),
+    "core.svi": ("SVIState", "global_step", "init", "phase_out", "robbins_monro", "run", "sweep"),
+    "core.transformation": ("natural_gradient", "smoothed_svi", "window_mean"),
+    "data.batches": ("Batch", "pack"),
+    "data.corpus": ("Corpus", "prefetch", "sample"),
+    "data.readers": ("Source", "open_source", "recognise"),
+    "data.unpacking": ("CorpusError",),
+    "models.lda": (
         *("LDA", "LocalInfo", "elbo", "init_topics", "local_step", "log_predictive", "seed_topics", "split_documents"),
         "topics",
     ),
-    "readers": ("Source", "open_source", "recognise"),
-    "saved": ("Checkpoint", "Checkpoints", "LoadError", "SaveError", "SavedModel", "load_model", "save_model"),
-    "report": ("Excerpt", "typical_documents", "write_report"),
-    "svi": ("SVIState", "global_step", "init", "phase_out", "robbins_monro", "run", "sweep"),
-    "training": ("NotFiniteError", "Progress", "Training", "fit"),
-    "transform": ("natural_gradient", "smoothed_svi", "window_mean"),
-    "unpacking": ("CorpusError",),
+    "training.driver": ("NotFiniteError", "Progress", "Training", "fit"),
+    "app.saved": ("Checkpoint", "Checkpoints", "LoadError", "SaveError", "SavedModel", "load_model", "save_model"),
 }
-_HOME = {name: room for room, names in _ROOMS.items() for name in names}
-_OPEN = ("adaptive", "diagnostics", "dirichlet", "store", "text", "window")  # rooms that are used by their own name
+_MODULES = {  # modules that are used by their own name
+    "adaptive": "core.adaptive",
+    "diagnostics": "core.diagnostics",
+    "dirichlet": "models.dirichlet",
+    "store": "data.store",
+    "text": "data.text",
+    "window": "core.window",
+}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
-# `from smoothgrad_jax import *` is not to fail for want of an extra.
-_missing = () if importlib.util.find_spec("sklearn") else _ROOMS["estimator"]
+# `from smoothgrad_jax import *` must not fail because an extra is missing.
+_missing = () if importlib.util.find_spec("sklearn") else _NAMES["app.estimator"]
 __all__ = sorted(
-    {*_HOME, *_OPEN}.difference(_missing), key=lambda name: (name != name.upper(), name[0].islower(), name)
+    {*_MODULE_OF, *_MODULES}.difference(_missing), key=lambda name: (name != name.upper(), name[0].islower(), name)
 )
 
 
 def __getattr__(name: str) -> Any:
-    if name in _OPEN:
-        return importlib.import_module(f"{__name__}.{name}")
-    if name in _HOME:
-        value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{_MODULES[name]}")
+    if name in _MODULE_OF:
+        value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

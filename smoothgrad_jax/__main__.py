@@ -2,7 +2,7 @@
 
 import sys
 
-from smoothgrad_jax.cli import main
+from smoothgrad_jax.app.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

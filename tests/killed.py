@@ -10,7 +10,9 @@ import time
 import jax
 import numpy as np
 
-from smoothgrad_jax import lda, saved, training
+from smoothgrad_jax.app import saved
+from smoothgrad_jax.models import lda
+from smoothgrad_jax.training import driver as training
 
 V, K, D, B = 80, 4, 120, 10
 STEPS, EVERY = 100, 2

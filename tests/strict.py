@@ -1,4 +1,4 @@
-"""Every public function once, with jax in its strictest modes; run by test_house in a process of its own."""
+"""Every public function once, with jax in its strictest modes; run by test_conventions in a process of its own."""
 
 import math
 

@@ -1,0 +1,1 @@
+"""Documents and counts: batches, corpora, file formats, text, the corpus folder on disk."""

@@ -1,0 +1,160 @@
+"""What documents are about, with the topics held fixed; any number of them, on all cores.
+
+| letter | name         | shape  | meaning                                                                            |
+|--------|--------------|--------|------------------------------------------------------------------------------------|
+| γ      |              | [D, K] | q(θ_d) = Dirichlet(γ_d), fitted to the words of document d alone                   |
+| θ      |              | [D, K] | E[θ] = γ / Σ_k γ_k, topic proportions                                              |
+| λ      | ``lam``      | [V, K] | the topics, from :func:`smoothgrad_jax.fit`                                        |
+
+A document's γ depends on its words, the topics and the prior, and on no other document: a document gets the tiles that
+its own length asks for. Nothing is drawn at random but the halves of :func:`completion`.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from smoothgrad_jax.core._threads import num_cores, submit
+from smoothgrad_jax.core.fused_loops import ALONE, whole
+from smoothgrad_jax.data import batches as documents
+from smoothgrad_jax.data.corpus import Corpus
+from smoothgrad_jax.models import lda
+from smoothgrad_jax.models.lda import LDA
+
+_CHUNK = 512  # documents in a program
+_ENTRIES = 1 << 16  # entries of held-out halves that are scored at a time: [_ENTRIES, K] twice is what it takes
+
+
+class Completion(NamedTuple):
+    """How well documents are predicted: one half of the words of each, from the other.
+
+    Attributes:
+      log_prob: [D] sum of log p(word) over the held-out half.
+      words: [D] tokens in the held-out half.
+    """
+
+    log_prob: np.ndarray
+    words: np.ndarray
+
+    @property
+    def score(self) -> float:
+        """Nats per held-out word, over all documents; NaN if nothing is held out."""
+        total = self.words.sum()
+        return float(self.log_prob.sum() / total) if total else float("nan")
+
+    @property
+    def perplexity(self) -> float:
+        """exp(−score)."""
+        return float(np.exp(-self.score))
+
+
+def posteriors(
+    model: LDA, lam: Any, X: Any, *, tol: float = 1e-3, max_iter: int = 100, threads: int | None = None
+) -> np.ndarray:
+    """γ of documents.
+
+    Args:
+      model: Priors; ``num_docs`` plays no part.
+      lam: λ [V, K].
+      X: Documents × words, as in :func:`smoothgrad_jax.pack`, or a :class:`smoothgrad_jax.Corpus`; fewer words than V
+        will do, more will not.
+      tol, max_iter: As in :func:`smoothgrad_jax.local_step`.
+      threads: How many work at once; by default as many as there are cores, up to 8.
+
+    Returns:
+      γ [D, K] in the dtype of λ; that of an empty document is α. Beyond it, a few arrays [U, K] a thread for the U
+      different words of 512 documents.
+    """
+    corpus = Corpus.of(X)
+    model = lda.check(model, lam, corpus.num_words)
+    lam = jnp.asarray(lam)
+    size = min(_CHUNK, corpus.num_docs)
+    starts = np.arange(0, corpus.num_docs, size)
+    lengths = np.diff(corpus.indptr)
+    shortest, layout = int(lengths.argmin()), _layout(corpus, lengths, starts, size)
+    out = np.empty((corpus.num_docs, lam.shape[1]), lam.dtype)
+
+    def fit(start):
+        # The last chunk is filled up with the shortest document, so that all have one shape.
+        chunk = start + np.arange(size)
+        batch = corpus.pack(np.where(chunk < corpus.num_docs, chunk, shortest), layout)
+        gamma = np.asarray(_fit(model, lam, batch, tol, max_iter))
+        out[start : start + size] = gamma[: len(out) - start]
+
+    threads = min(threads or num_cores(), len(starts))
+    with ThreadPoolExecutor(threads, thread_name_prefix="inference") as pool:
+        try:
+            for each in [submit(pool, fit, start) for start in starts.tolist()]:
+                each.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return out
+
+
+def proportions(model: LDA, lam: Any, X: Any, **options: Any) -> np.ndarray:
+    """E[θ] of documents, [D, K] with rows that sum to one; arguments as in :func:`posteriors`.
+
+    Example:
+      >>> import numpy as np
+      >>> lam = np.array([[9, 1], [9, 1], [1, 9]], np.float32)  # three words, two topics
+      >>> theta = proportions(LDA(0.1, 0.1, 1), lam, np.array([[3, 2, 0], [0, 0, 4]]))
+      >>> theta.argmax(1).tolist()
+      [0, 1]
+    """
+    gamma = posteriors(model, lam, X, **options)
+    gamma /= gamma.sum(1, keepdims=True)
+    return gamma
+
+
+def completion(model: LDA, lam: Any, X: Any, key: jax.Array | None = None, **options: Any) -> Completion:
+    """Document completion: half of the tokens of each document is shown, the other half is predicted.
+
+        log p(w) = log Σ_k E[θ_dk | observed] E[β_wk]
+
+    Args:
+      model, lam, X: As in :func:`posteriors`.
+      key: Which half; by default the same one at every call, so that models can be compared.
+      options: ``tol``, ``max_iter`` and ``threads`` of :func:`posteriors`.
+
+    Returns:
+      :class:`Completion`; its ``score`` is what :func:`smoothgrad_jax.log_predictive` gives for these halves.
+    """
+    observed, held_out = lda.split_documents(X, jax.random.key(0) if key is None else key)
+    theta = proportions(model, lam, observed, **options)
+    lam = np.asarray(lam)
+    beta = lam / lam.sum(0, dtype=np.float64).astype(lam.dtype)
+    document = np.repeat(np.arange(held_out.shape[0]), np.diff(held_out.indptr))
+    log_prob = np.empty(held_out.nnz)
+    for first in range(0, held_out.nnz, _ENTRIES):
+        some = slice(first, first + _ENTRIES)
+        p = np.einsum("ek,ek->e", theta[document[some]], beta[held_out.indices[some]], dtype=np.float64)
+        log_prob[some] = held_out.data[some] * np.log(p)
+    return Completion(
+        log_prob=np.bincount(document, log_prob, held_out.shape[0]),
+        words=np.bincount(document, held_out.data, held_out.shape[0]),
+    )
+
+
+@partial(jax.jit, compiler_options=ALONE)
+def _fit(model, lam, batch, tol, max_iter):
+    alpha = jnp.broadcast_to(model.alpha, lam.shape[1])
+    empty = jnp.zeros((batch.size, lam.shape[1]), lam.dtype)
+    return _fit_whole(empty, alpha, lam, lam.sum(0, keepdims=True), batch, tol, max_iter)
+
+
+@whole
+def _fit_whole(_, alpha, lam, total, batch, tol, max_iter):
+    table, _ = lda.topic_table(lam, total, batch)
+    return lda.fit_documents(alpha, (table,), batch, tol, max_iter)[-1].gamma
+
+
+def _layout(corpus, lengths, starts, size):
+    """One shape for all chunks: room for the longest document and for the chunk with most entries."""
+    ends = np.minimum(starts + size, corpus.num_docs)
+    entries = int((corpus.indptr[ends] - corpus.indptr[starts]).max()) + size * int(lengths.min())
+    return documents.round_layout(int(lengths.max()), entries, corpus.num_words)

@@ -1,0 +1,1 @@
+"""Training: ``fit``, its engines, and checkpoints."""

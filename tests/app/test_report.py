@@ -1,0 +1,647 @@
+"""The report: its numbers against slow oracles, its file as text, and the page in a real browser."""
+
+import base64
+import hashlib
+import importlib.util
+import json
+import math
+import re
+import shutil
+import types
+
+import numpy as np
+import pytest
+from scipy.spatial.distance import jensenshannon, pdist, squareform
+
+from smoothgrad_jax.app import report
+from smoothgrad_jax.app.report import Excerpt, typical_documents, write_report
+
+HOSTILE = [
+    "</script><script>window.ran=1</script>",
+    "<img src=x onerror=window.ran=1>",
+    "<!--<script>",
+    "&amp;&lt;",
+    "\"quoted\" 'words' `and` \\u003c \\",
+    "{{data}}{{title}}",
+    "מילה",
+    "كلمة",
+    "🦜👩‍🚀",
+    "\u2028line\u2029s",
+    "zero\x00width\u200b\ufeff",
+    "\udc80surrogate",
+    "  ",
+    "long" * 60,
+]
+
+
+def a_model(V=200, K=5, seed=0, **changes):
+    """Topics with words of their own, frequencies as in a text; no two relevances are near each other."""
+    rng = np.random.default_rng(seed)
+    lam = rng.gamma(0.3, 200 / np.arange(1, V + 1)[:, None], (V, K)) + 0.05
+    parts = {
+        "lam": lam.astype(np.float32),
+        "alpha": 0.1,
+        "eta": 0.05,
+        "num_docs": 1234,
+        "vocabulary": [f"word{i}" for i in range(V)],
+        "settings": {"window": math.inf, "seed": 7, "rho": "(10 + t)^−0.7"},
+        "history": [{"step": t, "passes": t / 4, "score": -8 + t / 40} for t in np.arange(1, 20)],
+        "prevalence": None,
+        "word_counts": None,
+    }
+    return types.SimpleNamespace(**parts | changes)
+
+
+def read(path):
+    """The data of a report."""
+    blocks = re.findall(r'<script type="application/json" id="data">(.*?)</script>', path.read_text("utf-8"), re.DOTALL)
+    assert len(blocks) == 1
+    return json.loads(blocks[0])
+
+
+def oracle(model):
+    """p(w|k) [K][V], π [K], p(w) [V], by loops over Python numbers."""
+    lam = np.asarray(model.lam, np.float64).T.tolist()
+    sums = [math.fsum(row) for row in lam]
+    prevalence = sums if model.prevalence is None else list(model.prevalence)
+    prevalence = [share / math.fsum(prevalence) for share in prevalence]
+    p = [[value / total for value in row] for row, total in zip(lam, sums, strict=True)]
+    marginal = [math.fsum(s * row[w] for s, row in zip(prevalence, p, strict=True)) for w in range(len(lam[0]))]
+    return p, prevalence, marginal
+
+
+# ---- numbers ----
+
+
+@pytest.mark.parametrize(("V", "top"), [(400, 60), (30, 60), (400, 1), (1, 5)])
+def test_words_at_every_position_of_the_slider_and_no_others(V, top):
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        log_marginal = rng.normal(-8, 3, V)
+        log_p = log_marginal + rng.normal(0, 2, V)
+        log_p[1 + V // 2 :] = -np.inf
+        wanted = set()
+        for mu in np.arange(21) / 20:
+            seen = np.flatnonzero(np.isfinite(log_p)).tolist()
+            score = {w: mu * log_p[w] + (1 - mu) * (log_p[w] - log_marginal[w]) for w in seen}
+            wanted |= set(sorted(seen, key=lambda w: -score[w])[:top])
+        words = report.ranked_words(log_p, log_marginal, top, positions=20).tolist()
+        assert sorted(words) == sorted(wanted)
+        assert words == sorted(words, key=lambda w: -log_p[w])
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_numbers_of_the_page(tmp_path, given):
+    rng = np.random.default_rng(1)
+    model = a_model(V=300, K=7)
+    if given:
+        model.prevalence = rng.dirichlet(np.ones(7))
+        model.word_counts = rng.integers(0, 50, 300)
+    p, prevalence, marginal = oracle(model)
+    data = read(write_report(tmp_path / "r.html", model))
+    number = [int(word[4:]) for word in data["words"]]
+    statistics = np.maximum(model.lam.astype(np.float64) - 0.05, 0).sum()
+    counts = model.word_counts if given else statistics * np.array(marginal)
+
+    assert data["counted"] is given
+    assert (data["num_words"], data["num_docs"]) == (300, 1234)
+    np.testing.assert_allclose(data["counts"], counts[number], rtol=6e-4)
+    np.testing.assert_allclose(data["marginal"], np.array(marginal)[number], rtol=6e-4)
+    assert data["counts"] == sorted(data["counts"], reverse=True)
+    for k, topic in enumerate(data["topics"]):
+        np.testing.assert_allclose(topic["prevalence"], prevalence[k], rtol=6e-4)
+        words = [number[i] for i in topic["words"]]
+        np.testing.assert_allclose(topic["p"], [p[k][w] for w in words], rtol=6e-4)
+        # At each position of the slider, the best of the words that are there are the best of all words that occur.
+        for mu in (0, 0.3, 0.6, 1):
+            score = {w: math.log(p[k][w]) - (1 - mu) * math.log(marginal[w]) for w in range(300) if counts[w] > 0}
+            assert sorted(words, key=lambda w: -score[w])[:60] == sorted(score, key=lambda w: -score[w])[:60]
+    for w, home in zip(number, data["homes"], strict=True):
+        shares = [prevalence[k] * p[k][w] / marginal[w] for k in range(7)]
+        assert home[::2] == sorted((k for k in range(7) if shares[k] >= 0.005), key=lambda k: -shares[k])
+        np.testing.assert_allclose(home[1::2], [1000 * shares[k] for k in home[::2]], atol=0.5 + 1e-9)
+
+
+def test_words_that_never_occur_are_not_shown(tmp_path):
+    counts = np.arange(200) % 2
+    data = read(write_report(tmp_path / "r.html", a_model(word_counts=counts)))
+    assert set(data["words"]) <= {f"word{w}" for w in range(1, 200, 2)}
+
+
+def test_jensen_shannon_distances():
+    rng = np.random.default_rng(0)
+    beta = rng.dirichlet(np.full(50, 0.1), 9)
+    beta[0, :25] = beta[1, 25:] = 0
+    beta[:2] /= beta[:2].sum(1, keepdims=True)
+    beta[2] = beta[3]
+    expected = np.array([[jensenshannon(p, q) for q in beta] for p in beta])
+    np.testing.assert_allclose(report.jensen_shannon(beta), expected, atol=1e-7)
+    assert report.jensen_shannon(beta)[0, 1] == pytest.approx(math.sqrt(math.log(2)))
+
+
+@pytest.mark.parametrize("K", [1, 2, 3])
+def test_up_to_three_topics_keep_their_distances(K):
+    distances = report.jensen_shannon(np.random.default_rng(K).dirichlet(np.ones(20), K))
+    points, held = report.plane(distances)
+    np.testing.assert_allclose(squareform(pdist(points)), distances, atol=1e-9)
+    assert held == pytest.approx(1)
+
+
+def test_points_of_a_plane_are_found_again_and_others_in_part():
+    rng = np.random.default_rng(0)
+    flat, solid = (squareform(pdist(rng.normal(size=(12, n)))) for n in (2, 5))
+    points, held = report.plane(flat)
+    np.testing.assert_allclose(squareform(pdist(points)), flat, atol=1e-9)
+    assert held == pytest.approx(1)
+    points, held = report.plane(solid)
+    # The plane is a projection: no distance grows, and what it holds is what is left of the squares.
+    seen = squareform(pdist(points))
+    assert (seen <= solid + 1e-9).all()
+    assert held == pytest.approx((seen**2).sum() / (solid**2).sum())
+    assert points.var(0)[0] > points.var(0)[1]
+
+
+def test_merged_words_keep_the_sums_and_never_move_topics_apart():
+    model = a_model(V=2_000, K=10)
+    whole = report.merged_words(model.lam, np.full(10, 0.1), 2_000)
+    np.testing.assert_allclose(whole, np.array(oracle(model)[0]), rtol=1e-6)
+    merged = report.merged_words(model.lam, np.full(10, 0.1), 300)
+    assert merged.shape == (10, 300)
+    np.testing.assert_allclose(merged.sum(1), 1)
+    near, far = report.jensen_shannon(merged), report.jensen_shannon(whole)
+    assert (near <= far + 1e-9).all()
+    off = ~np.eye(10, dtype=bool)
+    assert (near[off] / far[off]).min() > 0.9
+
+
+def test_the_map_uses_merged_words_when_there_are_many(tmp_path, monkeypatch):
+    model = a_model(V=2_000, K=10)
+    exact = np.array([t["at"] for t in read(write_report(tmp_path / "a.html", model))["topics"]])
+    monkeypatch.setattr(report, "_BUDGET", 300 * 50)
+    close = np.array([t["at"] for t in read(write_report(tmp_path / "b.html", model))["topics"]])
+    assert (exact != close).any()
+    np.testing.assert_allclose(pdist(close), pdist(exact), atol=0.05)
+
+
+def test_blocks_change_nothing(tmp_path, monkeypatch):
+    model = a_model()
+    whole = write_report(tmp_path / "a.html", model).read_bytes()
+    monkeypatch.setattr(report, "_BLOCK", 450)
+    monkeypatch.setattr(report, "_CACHE", 450)
+    data, blocks = read(tmp_path / "a.html"), read(write_report(tmp_path / "b.html", model))
+    assert whole
+    assert {**data, "topics": None} == {**blocks, "topics": None}
+    for a, b in zip(data["topics"], blocks["topics"], strict=True):
+        assert (a["words"], a["p"]) == (b["words"], b["p"])
+        np.testing.assert_allclose(a["at"], b["at"], rtol=2e-3)
+
+
+def test_typical_documents():
+    rng = np.random.default_rng(0)
+    theta = rng.dirichlet(np.full(4, 0.3), 100).astype(np.float32)
+    theta[10] = theta[11] = [0, 1, 0, 0]
+    empty = set(np.argsort(-theta[:, 2])[:3].tolist())
+    texts = ["" if d in empty else f" text {d}" for d in range(100)]
+    found = typical_documents(theta, iter(texts), most=6)
+    assert sorted(found) == [0, 1, 2, 3]
+    for k, excerpts in found.items():
+        best = sorted((d for d in range(100) if d not in empty), key=lambda d: (-theta[d, k], d))[:6]
+        assert excerpts == [Excerpt(float(theta[d, k]), f"text {d}", f"document {d}") for d in best]
+    for wrong in (texts[:-1], [*texts, "more"]):
+        with pytest.raises(ValueError, match=f"a text for each of the 100 rows of theta; got {len(wrong)}"):
+            typical_documents(theta, wrong)
+    with pytest.raises(ValueError, match="documents × topics"):
+        typical_documents(theta[0], texts)
+
+
+def test_the_curve_keeps_what_was_scored_and_is_thinned(tmp_path):
+    history = [{"step": t, "passes": t / 100, "score": -7 - 1 / (1 + t)} for t in range(5_000)]
+    history[5:5] = [{"step": 5, "passes": 0.05, "score": None}, {"step": 6, "passes": 0.06}]
+    history.append({"step": 5_000, "passes": 50.0, "score": math.nan})
+    curve = read(write_report(tmp_path / "r.html", a_model(history=history)))["curve"]
+    assert len(curve) == 400
+    assert curve[0] == [0, -8, 0]
+    assert curve[-1] == [49.99, pytest.approx(-7.0002, abs=1e-5), 4_999]
+    assert read(write_report(tmp_path / "r.html", a_model(history=None)))["curve"] == []
+
+
+def test_settings_are_written_out(tmp_path):
+    settings = {"window": math.inf, "learn": True, "none": None, "nested": {"a": 1, "b": 0.25}, "device": object}
+    model = a_model(alpha=np.linspace(0.1, 0.9, 40), eta=np.float32(0.05), settings=settings)
+    shown = dict(read(write_report(tmp_path / "r.html", model))["settings"])
+    assert shown["α"] == "40 numbers, 0.1 to 0.9"
+    assert shown["η"] == "0.05"
+    assert shown["documents"] == "1,234"
+    assert (shown["window"], shown["learn"], shown["none"]) == ("∞", "yes", "–")
+    assert shown["nested"] == "a = 1, b = 0.25"
+
+
+# ---- the file ----
+
+
+def test_hostile_words_stay_data(tmp_path):
+    model = a_model(vocabulary=[*HOSTILE, *(f"word{i}" for i in range(len(HOSTILE), 200))])
+    model.settings = {HOSTILE[0]: HOSTILE[1]}
+    documents = {0: [(0.9, HOSTILE[0] * 3), Excerpt(0.8, HOSTILE[11], HOSTILE[2])]}
+    path = write_report(tmp_path / "r.html", model, documents=documents, title=HOSTILE[0] + "{{data}}")
+    page = path.read_text("utf-8")
+    assert len(re.findall("<script", page, re.IGNORECASE)) == page.count("</script>") == 2
+    assert "onerror" not in re.sub('id="data">.*?</script>', "", page, flags=re.DOTALL)
+    assert "\u2028" not in page
+    data = read(path)
+    words = set(data["words"])
+    for word in HOSTILE:
+        assert word in words or word[:119] + "…" in words
+    assert [HOSTILE[0], HOSTILE[1]] in data["settings"]
+    assert data["documents"]["0"] == [[0.9, "", HOSTILE[0] * 3], [0.8, HOSTILE[2], HOSTILE[11]]]
+    assert data["title"] == HOSTILE[0] + "{{data}}"
+
+
+def test_the_page_asks_for_nothing(tmp_path):
+    page = write_report(tmp_path / "r.html", a_model()).read_text("utf-8")
+    assert set(re.findall(r"\w+://[^\s\"']+", page)) == {"http://www.w3.org/2000/svg"}  # a name, not an address
+    assert not re.search(r"""\b(src|href|srcset|action)\s*=|@import|url\(|\bfetch\(|XMLHttpRequest|innerHTML""", page)
+    policy = re.search('http-equiv="Content-Security-Policy" content="(.*?)"', page)[1]
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+    for tag in ("style", "script"):
+        inside = re.search(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)[1]
+        digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+
+
+def test_same_input_same_bytes_and_nothing_is_left_beside(tmp_path):
+    first = write_report(tmp_path / "a.html", a_model(), documents={0: [(0.5, "text")]})
+    second = write_report(str(tmp_path / "b.html"), a_model(), documents={0: [(0.5, "text")]})
+    assert first.read_bytes() == second.read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "b.html"]
+
+
+def test_a_write_that_fails_leaves_the_old_report(tmp_path, monkeypatch):
+    path = write_report(tmp_path / "r.html", a_model())
+    before = path.read_bytes()
+
+    def full(self, contents):
+        with self.open("wb") as file:
+            file.write(contents[:1000])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(type(path), "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_report(path, a_model(seed=1))
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_large_model_is_a_small_file(tmp_path):
+    rng = np.random.default_rng(0)
+    lam = np.full((14_000, 100), 0.1, np.float32)
+    lam[rng.integers(0, 14_000, 60_000) ** 2 // 14_000, rng.integers(0, 100, 60_000)] += rng.gamma(0.5, 50, 60_000)
+    path = write_report(tmp_path / "r.html", a_model(lam=lam, vocabulary=None))
+    assert path.stat().st_size < 2_000_000
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lam": np.ones(3)}, r"lam: expected words × topics, at least one of each; got shape \(3,\)"),
+        ({"lam": np.ones((3, 0))}, r"got shape \(3, 0\)"),
+        ({"lam": np.array([[1.0, np.nan]])}, "lam: expected finite numbers ≥ 0"),
+        ({"lam": np.array([[1.0, 2], [3, -1]])}, "lam: expected finite numbers ≥ 0"),
+        ({"lam": np.array([[1.0, 0], [3, 0]])}, "no topic without any words"),
+        ({"vocabulary": ["a", "b"]}, "vocabulary: expected 200 words, as lam has rows; got 2"),
+        ({"prevalence": np.ones(4)}, r"prevalence: expected 5 numbers, to fit lam; got shape \(4,\)"),
+        ({"prevalence": np.array([1, 1, 1, 1, -1])}, "prevalence: expected finite numbers ≥ 0"),
+        ({"word_counts": np.zeros(200)}, "word_counts: expected finite numbers ≥ 0, not all of them 0"),
+    ],
+)
+def test_parts_that_do_not_fit(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        write_report(tmp_path / "r.html", a_model(**changes))
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_doors(tmp_path):
+    with pytest.raises(ValueError, match="documents: expected topics from 0 to 4; got 5"):
+        write_report(tmp_path / "r.html", a_model(), documents={5: []})
+    with pytest.raises(ValueError, match="topic 1: expected a share between 0 and 1; got nan"):
+        write_report(tmp_path / "r.html", a_model(), documents={1: [(math.nan, "text")]})
+    with pytest.raises(FileNotFoundError, match="nowhere: expected a folder to write"):
+        write_report(tmp_path / "nowhere" / "r.html", a_model())
+    with pytest.raises(IsADirectoryError, match="expected a file to write; got a folder"):
+        write_report(tmp_path, a_model())
+
+
+# ---- the page in a browser ----
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """One headless Chromium for all tests."""
+    if importlib.util.find_spec("selenium") is None:
+        pytest.skip("selenium is not installed")
+    programs = [shutil.which(name) for name in ("chromium", "chromedriver")]
+    if None in programs:
+        pytest.skip("no chromium and chromedriver on this machine")
+    from selenium.webdriver import Chrome, ChromeOptions, ChromeService
+
+    options = ChromeOptions()
+    options.binary_location = programs[0]
+    for flag in (
+        *("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking"),
+        *("disable-component-update", "disable-sync", "disable-dev-shm-usage"),
+        f"user-data-dir={tmp_path_factory.mktemp('profile')}",
+    ):
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = Chrome(options=options, service=ChromeService(executable_path=programs[1]))
+    yield driver
+    driver.quit()
+
+
+class Page:
+    """A report in the browser, as its reader sees it."""
+
+    def __init__(self, browser, path, width=1400, height=900, address=""):
+        self.browser = browser
+        self.resize(width, height)
+        browser.get("about:blank")
+        browser.get_log("browser")
+        browser.get(path.as_uri() + address)
+
+    def resize(self, width, height):
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+    def run(self, program, *arguments):
+        return self.browser.execute_script(program, *arguments)
+
+    def find(self, selector):
+        return self.browser.find_element("css selector", selector)
+
+    def texts(self, selector):
+        return self.run(
+            "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent.toWellFormed())", selector
+        )
+
+    def press(self, *keys):
+        from selenium.webdriver import ActionChains
+
+        ActionChains(self.browser).send_keys(*keys).perform()
+
+    def over(self, element):
+        from selenium.webdriver import ActionChains
+
+        ActionChains(self.browser, duration=0).move_to_element(element).perform()
+
+    @property
+    def topic(self):
+        """The selected topic, which heading, list, map and address agree on."""
+        number = int(self.find("#name").text.removeprefix("Topic "))
+        assert self.texts('#topics [aria-selected="true"] .number') == [str(number)]
+        assert self.texts("#map text.selected") == [str(number)]
+        assert f"topic={number}" in self.run("return location.hash")
+        return number
+
+    def check(self):
+        """Nothing went wrong: no complaint, no request, no injected program, no number that is none, nothing cut."""
+        assert self.browser.get_log("browser") == []
+        assert self.run("return performance.getEntriesByType('resource').length") == 0
+        assert self.run("return window.ran") is None
+        assert not self.run("return /NaN|undefined|Infinity/.test(document.querySelector('main').outerHTML)")
+        assert self.run("return document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    """A model with hostile words among its top words, and its report."""
+    vocabulary = [*HOSTILE, *(f"word{i}" for i in range(len(HOSTILE), 200))]
+    documents = {k: [(0.9, HOSTILE[0] + " text" * 200), (0.5, "short")] for k in range(4)}
+    model = a_model(vocabulary=vocabulary)
+    path = tmp_path_factory.mktemp("report") / "r.html"
+    return model, write_report(path, model, documents=documents, title=HOSTILE[1])
+
+
+def test_reading_a_report(browser, hostile):
+    model, path = hostile
+    page = Page(browser, path)
+    prevalence = model.lam.sum(0)
+    order = np.argsort(-prevalence).tolist()
+    assert page.find("#title").text == HOSTILE[1]
+    assert page.texts("#topics .number") == [str(k) for k in order]
+    assert page.topic == order[0]
+
+    page.find(f"#topic-{order[3]}").click()
+    assert page.topic == order[3]
+    page.press("k")
+    assert page.topic == order[2]
+    page.press("j", "j")
+    assert page.topic == order[4]
+    page.find("#previous").click()
+    assert page.topic == order[3]
+    page.run("document.getElementById(`topic-${arguments[0]}`).focus()", order[3])
+    page.press("\ue013")  # up
+    assert page.topic == order[2]
+    assert page.run("return document.activeElement.id") == f"topic-{order[2]}"
+    page.press("\ue010")  # end
+    assert page.topic == order[4]
+    page.find('#sort label:has([value="number"])').click()
+    assert page.texts("#topics .number") == ["0", "1", "2", "3", "4"]
+    circle = page.run(
+        "return document.querySelectorAll('#map circle')[arguments[0]]",
+        order.index(0),  # the largest are drawn first
+    )
+    page.over(circle)
+    assert page.find("#note").text.startswith("Topic 0 ·")
+    circle.click()
+    assert page.topic == 0
+    page.check()
+
+
+def test_the_slider_orders_words_as_numpy_does(browser, hostile):
+    model, path = hostile
+    page = Page(browser, path, address="#topic=2")
+    p = model.lam[:, 2] / model.lam[:, 2].sum(dtype=np.float64)
+    marginal = model.lam.sum(1, dtype=np.float64) / model.lam.sum(dtype=np.float64)
+
+    # As the page shows them: cut, and a lone surrogate as the replacement character.
+    names = [report._cut(word, 120).replace("\udc80", "\ufffd") for word in model.vocabulary]
+
+    def same(shown, mu):
+        """The i-th word is the i-th most relevant, up to numbers that are rounded to four digits."""
+        score = mu * np.log(p) + (1 - mu) * np.log(p / marginal)
+        assert len(set(shown)) == len(shown)
+        np.testing.assert_allclose(score[[names.index(word) for word in shown]], -np.sort(-score)[:30], atol=2e-3)
+
+    same(page.texts("#words button"), 0.6)
+    page.find("#by-lift").click()
+    same(page.texts("#words button"), 0)
+    page.find("#by-probability").click()
+    same(page.texts("#words button"), 1)
+    page.find("#mu").send_keys("\ue012" * 5)  # left
+    same(page.texts("#words button"), 0.75)
+    assert page.topic == 2
+    assert "relevance=0.75" in page.run("return location.hash")
+    page.find("#more").click()
+    assert len(page.texts("#words button")) == 60
+    # Bars: the topic's part of a word is p(k|w) of all of it.
+    share = prevalence_of(model, 2) * p / marginal
+    bars = page.run(
+        "return [...document.querySelectorAll('#words li[data-word]')].map((line) => "
+        "[line.querySelector('button').textContent.toWellFormed(), parseFloat(line.querySelector('.own').style.width), "
+        "parseFloat(line.querySelector('.all').style.width), line.querySelector('.beyond') === null])"
+    )
+    for word, own, whole, complete in bars:
+        if complete:
+            assert own / whole == pytest.approx(share[names.index(word)], rel=5e-3)
+    page.check()
+
+
+def prevalence_of(model, k):
+    return model.lam[:, k].sum(dtype=np.float64) / model.lam.sum(dtype=np.float64)
+
+
+def test_searching_a_word(browser, hostile):
+    model, path = hostile
+    page = Page(browser, path)
+    word = "word50"
+    shares = (model.lam[50] / model.lam[50].sum()).tolist()  # prevalence is from λ, so that p(k|w) ∝ λ_wk
+    order = sorted((k for k in range(5) if shares[k] >= 0.005), key=lambda k: -shares[k])
+    page.press("/", word)
+    assert page.texts("#topics .number")[: len(order)] == [str(k) for k in order]
+    assert page.find("#note").text.startswith(f"{word} lives in topic {order[0]} (")
+    assert "word" in page.find("#map").get_attribute("class")
+    page.press("\ue007")  # enter
+    assert page.topic == order[0]
+    assert "word=word50" in page.run("return location.hash")
+    page.press("\ue00c")  # escape
+    assert page.find("#search").get_attribute("value") == ""
+    assert page.texts("#topics .number") == [str(k) for k in np.argsort(-model.lam.sum(0))]
+    page.press("/", "nothing like this")
+    assert "Among the top words of no topic" in page.find("#found").text
+    page.press("\ue00c")
+
+    # A pointer on a word shows where it lives; a click keeps it.
+    line = page.find("#words li:nth-child(4)")
+    page.over(line)
+    assert page.texts("#words .lit button") == page.texts("#words li:nth-child(4) button")
+    assert "word" in page.find("#map").get_attribute("class")
+    page.over(page.find("#title"))
+    assert page.texts("#words .lit button") == []
+    page.find("#words li:nth-child(4) button").click()
+    assert page.find('#sort [value="match"]').is_selected()
+    page.check()
+
+
+def test_an_address_is_a_selection(browser, hostile):
+    _, path = hostile
+    page = Page(browser, path, address="#topic=3&relevance=0.25&word=word50")
+    assert page.topic == 3
+    assert page.run("return mu.valueAsNumber") == 0.25
+    assert page.find("#search").get_attribute("value") == "word50"
+    page.run("location.hash = '#topic=1'")
+    page.run("dispatchEvent(new HashChangeEvent('hashchange'))")
+    assert page.topic == 1
+    assert page.find("#search").get_attribute("value") == ""
+    for wrong in ("#topic=99&relevance=7&word=none", "#topic=x", "#" + "%" * 9):
+        page.run("location.hash = arguments[0]; dispatchEvent(new HashChangeEvent('hashchange'))", wrong)
+        assert 0 <= page.topic < 5
+    page.check()
+
+
+def test_colours_can_be_read_in_both_themes(browser, hostile):
+    page = Page(browser, hostile[1])
+    text = [
+        *(("ink", ground) for ground in ("paper", "panel", "accent-soft", "word-soft")),
+        *(("muted", ground) for ground in ("paper", "panel", "accent-soft", "word-soft")),
+        *(
+            ("accent", "panel"),
+            ("accent", "accent-soft"),
+            ("word", "panel"),
+            ("word", "word-soft"),
+            ("panel", "accent"),
+        ),
+    ]
+
+    def luminance(name):
+        colour = page.run("title.style.color = `var(--${arguments[0]})`; return getComputedStyle(title).color", name)
+        parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+        return np.dot(
+            [0.2126, 0.7152, 0.0722], [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        )
+
+    def contrast(one, other):
+        low, high = sorted([luminance(one), luminance(other)])
+        return (high + 0.05) / (low + 0.05)
+
+    grounds = []
+    for _ in range(2):
+        for one, other in text:
+            assert contrast(one, other) >= 4.5, (one, other)
+        assert contrast("edge", "panel") >= 3
+        grounds.append(luminance("paper"))
+        page.find("#theme").click()
+    assert min(grounds) < 0.02 < 0.8 < max(grounds)
+    assert luminance("paper") == grounds[0]
+    page.check()
+
+
+def test_the_policy_stops_other_programs(browser, hostile):
+    page = Page(browser, hostile[1])
+    page.run(
+        "const script = document.createElement('script'); script.textContent = 'window.ran = 1';"
+        "document.body.append(script);"
+        "document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=window.ran=1>')"
+    )
+    assert page.run("return window.ran") is None
+    complaints = browser.get_log("browser")
+    assert len(complaints) >= 2
+    assert all("Content Security Policy" in entry["message"] for entry in complaints)
+
+
+@pytest.mark.parametrize("width", [360, 800, 1400])
+def test_long_words_and_texts_fit_the_screen(browser, hostile, width):
+    page = Page(browser, hostile[1], width=width, height=700)
+    page.check()
+    inside = page.run(
+        "return [...document.querySelectorAll('main *')].filter((e) => !e.closest('.hide, #topics') && "
+        "e.getBoundingClientRect().right > innerWidth + 1).map((e) => e.outerHTML.slice(0, 80).toWellFormed())"
+    )
+    assert inside == []
+    button = page.find("#documents button")
+    page.run("arguments[0].click()", button)
+    assert button.text == "Less"
+
+
+@pytest.mark.parametrize(
+    ("V", "K", "changes"),
+    [
+        (50, 1, {}),
+        (3, 2, {"vocabulary": None, "history": [], "settings": {}, "num_docs": None}),
+        (1, 1, {"history": [{"passes": 1, "score": -2.0}]}),
+        (600, 500, {"word_counts": np.arange(600)}),
+        (40, 2, {"prevalence": np.array([0.0, 1.0])}),
+    ],
+    ids=["one topic", "two topics of three words", "one word", "500 topics", "a topic that nothing is of"],
+)
+def test_models_of_any_size(browser, tmp_path, V, K, changes):
+    model = a_model(V, K, **changes)
+    page = Page(browser, write_report(tmp_path / "r.html", model), width=360)
+    assert len(page.texts("#topics li")) == K
+    assert len(page.texts("#words button")) == min(V, 30)
+    assert page.find("#held-out").is_displayed() == bool(model.history)
+    prevalence = model.lam.sum(0) if model.prevalence is None else model.prevalence
+    order = np.argsort(-prevalence, kind="stable").tolist()
+    for k in order[:3]:
+        assert page.topic == k
+        assert page.texts("#words .bar .all:not(.beyond)"), "all bars run out of the picture"
+        page.check()
+        page.press("j")
+    # Areas are prevalences; the largest circles are drawn first.
+    radii = page.run("return [...document.querySelectorAll('#map circle')].map((c) => c.r.baseVal.value)")
+    areas = np.square(radii)
+    np.testing.assert_allclose(areas / areas.sum(), prevalence[order] / prevalence.sum(), rtol=0.01, atol=3e-4)
+    page.resize(1400, 700)
+    assert page.run("return sort.clientHeight") > 20
+    assert page.run("return list.clientHeight") < 700
+    page.check()

@@ -1,0 +1,823 @@
+"""Files of documents: every format and packing against scipy's own matrices, every complaint, and any bytes at all."""
+
+import bz2
+import csv
+import gzip
+import io
+import itertools
+import json
+import lzma
+import tracemalloc
+import zipfile
+
+import numpy as np
+import pytest
+import scipy.io
+import scipy.sparse
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from sklearn.datasets import dump_svmlight_file
+
+from smoothgrad_jax.data import blocks, counts, readers, unpacking
+from smoothgrad_jax.data.readers import open_source, recognise
+from smoothgrad_jax.data.unpacking import CorpusError
+
+PACKING = {"plain": bytes, "gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
+TEXTS = ["the cat sat", "ein Satz, mit “Zeichen”", 'say "hello"\tto all', "δοκιμή 文書 🙂"]
+
+
+def matrix(seed=0, shape=(23, 17), fractions=False):
+    """A table with empty first, last and middle documents."""
+    rng = np.random.default_rng(seed)
+    table = rng.poisson(0.4, shape) * rng.choice([1, 0.25, 2.5] if fractions else [1, 100], shape)
+    table[[0, 7, 8, -1]] = 0
+    return scipy.sparse.csr_array(table)
+
+
+def uci(X):
+    X = X.tocoo()
+    lines = [*X.shape, X.nnz, *(f"{d + 1} {w + 1} {c:g}" for d, w, c in zip(X.row, X.col, X.data, strict=True))]
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def mm(X, **options):
+    file = io.BytesIO()
+    scipy.io.mmwrite(file, scipy.sparse.coo_array(X), symmetry="general", **options)
+    return file.getvalue()
+
+
+def ldac(X, base=0):
+    rows = (X[[d]] for d in range(X.shape[0]))
+    pairs = ([f"{w + base}:{c:g}" for w, c in zip(row.indices, row.data, strict=True)] for row in rows)
+    return "".join(" ".join([str(len(line)), *line]) + "\n" for line in pairs).encode()
+
+
+def svmlight(X, base=0, **options):
+    file = io.BytesIO()
+    X = scipy.sparse.csr_matrix(X)
+    X.indptr, X.indices = X.indptr.astype(np.int32), X.indices.astype(np.int32)
+    labels = np.arange(X.shape[0]) - 3.5
+    dump_svmlight_file(X, labels, file, zero_based=not base, **options)
+    return file.getvalue()
+
+
+def npz(X, layout="csr", compressed=True):
+    file = io.BytesIO()
+    scipy.sparse.save_npz(file, X.asformat(layout), compressed)
+    return file.getvalue()
+
+
+COUNTS = {"uci": uci, "mm": mm, "ldac": ldac, "svmlight": svmlight, "npz": npz}
+
+
+def jsonl(texts):
+    return "".join(json.dumps({"id": 3, "text": text, "title": "t"}) + "\n" for text in texts).encode()
+
+
+def table(texts, delimiter):
+    file = io.StringIO(newline="")
+    rows = csv.writer(file, delimiter=delimiter)
+    rows.writerows([("id", "text"), *enumerate(texts)])
+    return file.getvalue().encode()
+
+
+WRITTEN = {
+    "text": lambda texts: "\n".join(texts).encode(),
+    "jsonl": jsonl,
+    "csv": lambda texts: table(texts, ","),
+    "tsv": lambda texts: table(texts, "\t"),
+}
+
+
+def file(folder, data, name="corpus"):
+    path = folder / name
+    path.write_bytes(data)
+    return path
+
+
+def joined(source):
+    """All blocks as one matrix, after a look at what each promises."""
+    indptr, indices, data = [np.zeros(1, np.int64)], [], []
+    for block in source.blocks():
+        assert (block.indptr.dtype, block.indices.dtype, block.data.dtype) == (np.int64, np.int32, np.float32)
+        assert block.indptr[0] == 0
+        assert block.indptr[-1] == len(block.indices) == len(block.data)
+        assert (np.diff(block.indptr) >= 0).all()
+        assert ((block.data > 0) & np.isfinite(block.data)).all()
+        docs = np.repeat(np.arange(len(block.indptr) - 1), np.diff(block.indptr))
+        assert (np.diff(docs * 2.0**32 + block.indices) > 0).all()
+        indptr.append(indptr[-1][-1] + block.indptr[1:])
+        indices.append(block.indices)
+        data.append(block.data)
+    indices = np.concatenate(indices)
+    num_words = source.num_words or indices.max(initial=0) + 1
+    indptr = np.concatenate(indptr)
+    return scipy.sparse.csr_array((np.concatenate(data), indices, indptr), shape=(len(indptr) - 1, num_words))
+
+
+def assert_same(found, expected):
+    found, expected = found.toarray(), expected.toarray().astype(np.float32)
+    assert len(found) == len(expected)
+    width = max(found.shape[1], expected.shape[1])
+    pad = [np.pad(table, ((0, 0), (0, width - table.shape[1]))) for table in (found, expected)]
+    np.testing.assert_array_equal(*pad)
+
+
+@pytest.fixture(params=[None, 64], ids=["whole", "in pieces"])
+def pieces(request, monkeypatch):
+    """With and without the limits that only large files meet."""
+    if request.param:
+        monkeypatch.setattr(unpacking, "PIECE", request.param)
+        monkeypatch.setattr(blocks, "BLOCK", 10)
+        monkeypatch.setattr(blocks, "_LOOK", 10)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("readers")
+
+
+@pytest.mark.usefixtures("pieces")
+@pytest.mark.parametrize("packing", PACKING)
+@pytest.mark.parametrize("fractions", [False, True], ids=["integers", "fractions"])
+@pytest.mark.parametrize("kind", COUNTS)
+def test_counts_come_back(tmp_path, kind, fractions, packing):
+    X = matrix(fractions=fractions)
+    path = file(tmp_path, PACKING[packing](COUNTS[kind](X)))
+    assert recognise(path) == kind
+    source = open_source(path)
+    assert source.format == kind
+    assert not source.is_text
+    assert source.num_words == (17 if kind in ("uci", "mm", "npz") else None)
+    for _ in range(2):
+        assert_same(joined(source), X)
+
+
+@pytest.mark.usefixtures("pieces")
+@pytest.mark.parametrize("packing", PACKING)
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_texts_come_back(tmp_path, kind, packing):
+    path = file(tmp_path, PACKING[packing](WRITTEN[kind](TEXTS)))
+    assert recognise(path) == kind
+    source = open_source(path)
+    assert source.is_text
+    assert source.vocabulary is None
+    for _ in range(2):
+        assert list(source.texts()) == TEXTS
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), min_size=1))
+@settings(max_examples=40, deadline=None)
+def test_records_hold_any_text(folder, texts):
+    for kind in ("jsonl", "csv", "tsv"):
+        # Python's csv before 3.13 writes a carriage return without quotes, and then reads it as the end of a row.
+        texts = [text.replace("\r", "") for text in texts]
+        path = file(folder, WRITTEN[kind](texts), "records")
+        assert list(open_source(path, format=kind, field="text").texts()) == texts
+
+
+def test_files_of_a_folder(tmp_path):
+    (tmp_path / "b").mkdir()
+    (tmp_path / ".hidden").write_text("no document")
+    contents = {"a.txt": "one\ntwo", "b/c.txt.gz": "three", "b/d": "", "e": "\ufeffσ\r\n"}
+    for name, text in contents.items():
+        file(tmp_path, gzip.compress(text.encode()) if name.endswith("gz") else text.encode(), name)
+    source = open_source(tmp_path)
+    assert source.format == "files"
+    assert list(source.texts()) == ["one\ntwo", "three", "", "σ\r\n"]
+    assert list(open_source(tmp_path / "e", format="files").texts()) == ["σ\r\n"]
+
+
+def test_shards_are_one_corpus(tmp_path):
+    X, Y = matrix(0), matrix(1)
+    for kind, write in COUNTS.items():
+        paths = [file(tmp_path, PACKING[pack](write(Z)), kind + pack) for Z, pack in ((X, "plain"), (Y, "gz"))]
+        assert_same(joined(open_source(paths)), scipy.sparse.vstack([X, Y]))
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    for name in "ab":
+        file(shards, jsonl([name]), name)
+    assert list(open_source(shards, format="jsonl").texts()) == ["a", "b"]
+    with pytest.raises(
+        CorpusError, match=r"a folder of documents.* a is recognised as jsonl; pass those .* the format \"jsonl\""
+    ):
+        open_source(shards)
+    with pytest.raises(CorpusError, match=r"a: expected uci as in .*uciplain, got jsonl"):
+        open_source([tmp_path / "uciplain", shards / "a"])
+    narrow = file(tmp_path, uci(matrix(shape=(23, 9))), "narrow")
+    with pytest.raises(CorpusError, match=r"narrow: expected 17 words as in .*uciplain, got 9"):
+        open_source([tmp_path / "uciplain", narrow])
+
+
+@pytest.mark.usefixtures("pieces")
+@pytest.mark.parametrize("kind", ["uci", "mm", "csc", "coo"])
+def test_triplets_in_any_order(tmp_path, kind):
+    X = matrix(fractions=True)
+    order = np.random.default_rng(1).permutation(X.nnz)
+    table = X.tocoo()
+    mixed = scipy.sparse.coo_array((table.data[order], (table.row[order], table.col[order])), shape=X.shape)
+    data = {"uci": uci, "mm": mm, "coo": lambda X: npz(X, "coo"), "csc": lambda X: npz(X, "csc")}[kind](mixed)
+    assert_same(joined(open_source(file(tmp_path, data))), X)
+
+
+def test_triplets_by_word(tmp_path, monkeypatch):
+    """One word in more documents than are looked at is in the order of documents, but not to be trusted."""
+    monkeypatch.setattr(blocks, "_LOOK", 10)
+    monkeypatch.setattr(unpacking, "PIECE", 40)
+    X = scipy.sparse.csr_array(np.arange(1, 121).reshape(40, 3))
+    assert_same(joined(open_source(file(tmp_path, mm(X.tocsc().tocoo())))), X)
+
+
+def test_order_lost_later(tmp_path, monkeypatch):
+    monkeypatch.setattr(blocks, "_LOOK", 4)
+    monkeypatch.setattr(unpacking, "PIECE", 12)
+    lines = ["3", "2", "6", "1 2 1", "1 1 2", "2 1 1", "2 2 1", "3 1 1", "1 2 5"]
+    path = file(tmp_path, "\n".join(lines).encode())
+    with pytest.raises(
+        CorpusError, match=r"corpus, line 9: expected documents in order, got 1 after 3; pass sort=True"
+    ):
+        joined(open_source(path))
+    expected = scipy.sparse.csr_array([[2, 6], [1, 1], [1, 0]])
+    assert_same(joined(open_source(path, sort=True)), expected)
+    coo = npz(scipy.sparse.coo_array(([1, 2, 3], ([0, 1, 0], [0, 1, 0])), shape=(2, 2)), "coo")
+    assert_same(joined(open_source(file(tmp_path, coo))), scipy.sparse.csr_array([[4, 0], [0, 2]]))
+
+
+@pytest.mark.usefixtures("pieces")
+def test_pairs_that_come_twice_are_added_and_zeros_left_out(tmp_path):
+    expected = scipy.sparse.csr_array([[0, 4.5, 0], [0, 0, 0], [1, 0, 2]])
+    lines = ["3 3 6", "1 2 1.5", "1 2 3", "1 1 0", "2 1 0e0", "3 3 2", "3 1 1"]
+    kinds = {
+        "uci": "\n".join(lines[0].split() + lines[1:]),
+        "mm": "\n".join(["%%MatrixMarket matrix coordinate real general", "% words", *lines]),
+        "ldac": "3 1:1.5 1:3 0:0\n0\n2 2:2 0:1",
+        "svmlight": "# made by hand\n-1 1:1.5 1:3 0:0 # a\n+1\n2,3 qid:4 2:2 0:1",
+    }
+    for kind, text in kinds.items():
+        for end in ("\n", " \r\n", "\n \t", *(["\n\n"] if kind != "uci" else [])):
+            path = file(tmp_path, ("\ufeff" + text.replace("\n", end)).encode())
+            assert_same(joined(open_source(path, format=kind)), expected)
+
+
+@pytest.mark.usefixtures("pieces")
+def test_a_long_document_of_few_words(tmp_path):
+    """One document may have any number of entries, as long as its words are few."""
+    entries = [(1 + d, 1 + w % 3) for d, w in itertools.product([1], range(200))] + [(3, 1)]
+    lines = [3, 3, len(entries), *(f"{d} {w} 1" for d, w in entries)]
+    path = file(tmp_path, "\n".join(map(str, lines)).encode())
+    assert_same(joined(open_source(path)), scipy.sparse.csr_array([[0, 0, 0], [67, 67, 66], [1, 0, 0]]))
+    assert_same(joined(open_source(path, sort=True)), scipy.sparse.csr_array([[0, 0, 0], [67, 67, 66], [1, 0, 0]]))
+
+
+def test_wide_documents_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(blocks, "WIDEST", 20)
+    monkeypatch.setattr(blocks, "BLOCK", 8)
+    monkeypatch.setattr(unpacking, "PIECE", 16)
+    X = scipy.sparse.csr_array(np.ones((2, 30)))
+    for write in COUNTS.values():
+        with pytest.raises(CorpusError, match=r"at most 20 .*words in a document"):
+            joined(open_source(file(tmp_path, write(X))))
+
+
+@pytest.mark.parametrize("write", [ldac, svmlight])
+def test_ids_from_0_or_1(tmp_path, write):
+    X = scipy.sparse.csr_array([[0, 2, 1], [3, 0, 0], [0, 1, 1]])
+    words = ["a", "b", "c"]
+    for base in (0, 1):
+        path = file(tmp_path, write(X, base))
+        assert_same(joined(open_source(path, first_id=base)), X)
+        # The vocabulary settles it: id 0 occurs, or id V does.
+        assert_same(joined(open_source(path, vocabulary=words)), X)
+    shifted = scipy.sparse.csr_array([[0, 0, 2, 1], [0, 3, 0, 0], [0, 0, 1, 1]])
+    assert_same(joined(open_source(path)), shifted)
+    zero = file(tmp_path, write(X, 0), "zero")
+    with pytest.raises(
+        CorpusError, match=r"zero, line 2: expected a word id from 1 to .*, got '0'; .* pass first_id=0"
+    ):
+        joined(open_source(zero, first_id=1))
+    with pytest.raises(
+        CorpusError, match=r"line 1: expected a word id from 0 to 1, got '2' for a vocabulary of 2 words"
+    ):
+        joined(open_source(zero, vocabulary=["a", "b"]))
+
+
+def test_ids_from_0_in_triplets(tmp_path):
+    path = file(tmp_path, b"2\n3\n2\n0 0 1\n1 2 4\n")
+    with pytest.raises(CorpusError, match=r"corpus, line 4: expected a document from 1 to 2, got '0'; .* first_id=0"):
+        joined(open_source(path))
+    assert_same(joined(open_source(path, first_id=0)), scipy.sparse.csr_array([[1, 0, 0], [0, 0, 4]]))
+
+
+def test_vocabularies(tmp_path):
+    X = matrix()
+    words = [f"wörd {i}" for i in range(17)]
+    text = "\r\n".join(words) + "\r\n\r\n"
+    file(tmp_path, gzip.compress(uci(X)), "docword.some.txt.gz")
+    file(tmp_path, "\n".join(words[:9]).encode(), "vocab.txt")
+    assert open_source(tmp_path / "docword.some.txt.gz").vocabulary is None
+    file(tmp_path, text.encode(), "vocab.some.txt")
+    source = open_source(tmp_path / "docword.some.txt.gz")
+    assert (source.vocabulary, source.num_words) == (words, 17)
+    path = file(tmp_path, npz(X), "x.npz")
+    with pytest.raises(CorpusError, match=r"vocab.txt: expected V = 17 words for .*x.npz, got 9"):
+        open_source(path)
+    assert open_source(path, vocabulary=False).vocabulary is None
+    assert open_source(path, vocabulary=tmp_path / "vocab.some.txt").vocabulary == words
+    (tmp_path / "vocab.txt").unlink()
+    file(tmp_path, bz2.compress(text.encode()), "vocabulary.txt.bz2")
+    assert open_source(path).vocabulary == words
+    for count in (16, 18):
+        other = file(tmp_path, "\n".join(map(str, range(count))).encode(), "other")
+        with pytest.raises(CorpusError, match=rf"other: expected V = 17 words.*, got {count}"):
+            open_source(path, vocabulary=other)
+    with pytest.raises(CorpusError, match="the vocabulary: expected V = 17 words"):
+        open_source(path, vocabulary=words[1:])
+    gap = file(tmp_path, b"a\n\nb\n", "gap")
+    with pytest.raises(CorpusError, match="gap, line 2: expected a word, got a blank line"):
+        open_source(path, vocabulary=gap)
+    pairs = file(tmp_path, ldac(X), "x.dat")
+    assert open_source(pairs).num_words == 17
+    text = file(tmp_path, b"a text\n", "text")
+    assert open_source(text).vocabulary is None
+    assert open_source(text, vocabulary=["a"]).vocabulary == ["a"]
+
+
+def test_blank_lines_and_ends_of_lines(tmp_path):
+    path = file(tmp_path, b"\xef\xbb\xbfone\r\n\r\n \t\ntwo\x0b\x0c\xe2\x80\xa8still\n\n")
+    assert list(open_source(path).texts()) == ["one", "two\x0b\x0c\u2028still"]
+
+
+def test_quoted_newlines_and_empty_records(tmp_path):
+    path = file(tmp_path, b'id,body\r\n1,"a\n\n""b"""\r\n2,\r\n\r\n3,c')
+    assert list(open_source(path).texts()) == ['a\n\n"b"', "", "c"]
+    path = file(tmp_path, b'{"abstract": null}\n\n{"abstract": "\\ud800."}\n')
+    assert list(open_source(path, field="abstract").texts()) == ["", "?."]
+
+
+def test_long_columns_are_read(tmp_path):
+    text = "word " * 50_000
+    assert list(open_source(file(tmp_path, WRITTEN["csv"]([text]))).texts()) == [text]
+
+
+def test_which_field(tmp_path):
+    path = file(tmp_path, b'{"a": "x", "b": "y", "n": 1}\n{"a": "z", "n": 2}\n')
+    with pytest.raises(
+        CorpusError, match=r"corpus, line 1: expected a field text, body.*got 'a', 'b', 'n'; pass field="
+    ):
+        open_source(path)
+    assert list(open_source(path, field="a").texts()) == ["x", "z"]
+    with pytest.raises(CorpusError, match=r"line 2: expected the field 'b', got 'a', 'n'"):
+        list(open_source(path, field="b").texts())
+    with pytest.raises(CorpusError, match=r"line 1: expected text in the field 'n', got '1'"):
+        list(open_source(path, field="n").texts())
+    assert open_source(file(tmp_path, b'{"n": 1, "only": "x"}\n')).field == "only"
+    assert open_source(file(tmp_path, b'{"content": "x", "body": "y"}\n')).field == "body"
+    path = file(tmp_path, b"a,b\nx,y\n")
+    assert recognise(path) == "text"
+    assert list(open_source(path, field="b").texts()) == ["y"]
+    with pytest.raises(CorpusError, match=r"line 1: expected the field 'c', got 'a', 'b'"):
+        open_source(path, format="csv", field="c")
+    assert open_source(file(tmp_path, b"words\nx\n", "one.csv")).field == "words"
+
+
+def test_encodings(tmp_path):
+    text = "naïve\ncafé ½\n"
+    path = file(tmp_path, text.encode("latin-1"))
+    with pytest.raises(CorpusError, match=r'corpus, line 1: expected utf-8, got the byte 0xef; .*encoding="latin-1"'):
+        list(open_source(path).texts())
+    assert list(open_source(path, encoding="latin-1").texts()) == ["naïve", "café ½"]
+    path = file(tmp_path, text.encode("utf-16"))
+    with pytest.raises(CorpusError, match='corpus, line 1: expected utf-8, got UTF-16; pass encoding="utf-16"'):
+        open_source(path)
+    assert list(open_source(path, encoding="utf-16").texts()) == text[:-1].split("\n")
+    path = file(tmp_path, text.encode("utf-16") + b"\n")
+    with pytest.raises(CorpusError, match="corpus, line 3: expected utf-16, got bytes that are not"):
+        list(open_source(path, encoding="utf-16").texts())
+    later = file(tmp_path, b"good\n" * 5 + b"b\xe9d\n")
+    with pytest.raises(CorpusError, match="corpus, line 6: expected utf-8, got the byte 0xe9"):
+        list(open_source(later).texts())
+    with pytest.raises(CorpusError, match="corpus, line 6: expected utf-8"):
+        list(open_source(later, format="files").texts())
+    for name in ("no such", "rot13"):
+        with pytest.raises(ValueError, match="encoding: expected the name of a text encoding"):
+            open_source(path, encoding=name)
+
+
+@pytest.mark.parametrize("packing", ["gz", "bz2", "xz"])
+@pytest.mark.parametrize("kind", [*COUNTS, *WRITTEN])
+def test_a_truncated_archive(tmp_path, kind, packing):
+    data = COUNTS[kind](matrix(shape=(300, 50))) if kind in COUNTS else WRITTEN[kind]([f"text {i}" for i in range(999)])
+    packed = PACKING[packing](data)
+    for size in (len(packed) // 2, len(packed) - 3):
+        with pytest.raises(CorpusError, match="corpus: the packed file is truncated"):
+            consume(open_source(file(tmp_path, packed[:size]), format=kind))
+    damaged = bytearray(packed)
+    damaged[len(packed) // 2] ^= 255
+    with pytest.raises(CorpusError, match="corpus"):
+        consume(open_source(file(tmp_path, bytes(damaged)), format=kind))
+
+
+def test_streams_end_to_end(tmp_path):
+    for pack in (gzip.compress, bz2.compress, lzma.compress):
+        parts = [pack(b"one\n"), pack(b"two\n")]
+        path = file(tmp_path, (bytes(4) if pack is lzma.compress else b"").join(parts))
+        assert list(open_source(path).texts()) == ["one", "two"]
+
+
+def test_xz_that_asks_for_much_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(unpacking, "_UNPACKING", 2**24)
+    wide = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 2**26}]
+    path = file(tmp_path, lzma.compress(b"text\n", filters=wide))
+    with pytest.raises(CorpusError, match="the packed file is damaged: Memory usage limit"):
+        open_source(path)
+
+
+def test_truncated_and_damaged_npz(tmp_path):
+    data = npz(matrix(shape=(300, 50)))
+    for size in (10, len(data) // 2, len(data) - 3):
+        with pytest.raises(CorpusError, match=r"corpus: expected scipy.sparse.save_npz, got a damaged archive"):
+            open_source(file(tmp_path, data[:size]))
+    data = bytearray(npz(matrix(shape=(300, 50)), compressed=False))
+    place = data.index(b"indices.npy") + 700
+    data[place] ^= 1
+    with pytest.raises(CorpusError, match=r"Bad CRC-32|expected a word from 0 to 49"):
+        joined(open_source(file(tmp_path, bytes(data))))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": b"bsr"}, "expected a matrix in the format csr, csc or coo, got 'bsr'"),
+        ({"format": None}, "an archive without format.npy"),
+        ({"shape": [2, -3]}, "expected a shape"),
+        ({"shape": [10**18, 3]}, "the header declares 1,000,000,000,000,000,000 documents for 3 entries"),
+        ({"shape": [2, 10**18]}, "the header declares 1,000,000,000,000,000,000 words"),
+        ({"shape": [3, 3]}, r"indptr.npy: expected 4 numbers, got \(3,\)"),
+        ({"indptr": [0, 2, 1]}, "indptr.npy: expected numbers that rise to 3"),
+        ({"indptr": [0, 2, 2]}, "indptr.npy: expected 3 at last, got 2"),
+        ({"indptr": [1, 2, 3]}, "indptr.npy: expected 0 at first"),
+        ({"indptr": [0, 2, 4]}, "indptr.npy: expected numbers that rise to 3"),
+        ({"indptr": [0, 2, -(2**63)]}, "indptr.npy: expected numbers that rise to 3"),
+        ({"indices": [0, 3, 1]}, "expected a word from 0 to 2, got 0 to 3"),
+        ({"indices": [0, -1, 1]}, "expected a word from 0 to 2, got -1 to 1"),
+        ({"indices": [0, 1]}, r"indices.npy: expected 3 numbers, got \(2,\)"),
+        ({"data": [1.0, np.nan, 1.0]}, r"expected a count .*, got nan \(document 0, word 1, from 0\)"),
+        ({"data": [1, -1, 1]}, "expected a count"),
+        ({"data": [1j, 1, 1]}, "data.npy: expected one row of numbers"),
+        ({"data": np.array([1, None, "x"])}, "data.npy: expected one row of numbers, got object"),
+    ],
+)
+def test_npz_that_is_no_table_of_counts(tmp_path, changes, message):
+    arrays = {"format": b"csr", "shape": [2, 3], "indptr": [0, 2, 3], "indices": [0, 1, 1], "data": [1, 2, 3]} | changes
+    path = tmp_path / "x.npz"
+    np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
+    with pytest.raises(CorpusError, match=f"x.npz: .*{message}"):
+        joined(open_source(path))
+
+
+def test_npz_with_more_than_it_says(tmp_path):
+    path = tmp_path / "x.npz"
+    with zipfile.ZipFile(io.BytesIO(npz(matrix()))) as whole, zipfile.ZipFile(path, "w") as longer:
+        for name in whole.namelist():
+            longer.writestr(name, whole.read(name) + (b"more" if name == "data.npy" else b""))
+    with pytest.raises(CorpusError, match=r"x\.npz: data\.npy is longer than it says"):
+        joined(open_source(path))
+
+
+def test_binary_files(tmp_path):
+    path = file(tmp_path, b"\x00\x01\x02" * 50)
+    with pytest.raises(CorpusError, match="corpus: expected text or a known format, got a binary file"):
+        open_source(path)
+    for kind in ("text", "jsonl", "csv", "files"):
+        with pytest.raises(CorpusError, match="corpus, line 1: expected text or a known format, got a binary file"):
+            consume(open_source(path, format=kind, field=None if kind in ("text", "files") else "text"))
+    late = file(tmp_path, b"text\n" * 20_000 + b"\0\n")
+    with pytest.raises(CorpusError, match=r"corpus, line 20001: .* binary file"):
+        consume(open_source(late))
+    for magic, what in {b"%PDF-1.7": "a PDF", b"(\xb5/\xfd": "zstd", b"PAR1": "Parquet"}.items():
+        with pytest.raises(CorpusError, match=f"corpus: is .*{what}"):
+            open_source(file(tmp_path, magic + bytes(20)))
+    other = tmp_path / "other.zip"
+    with zipfile.ZipFile(other, "w") as archive:
+        archive.writestr("word/document.xml", "<a/>")
+    with pytest.raises(CorpusError, match=r"other\.zip: .*without format\.npy"):
+        open_source(other)
+
+
+def test_what_is_not_there(tmp_path):
+    empty = file(tmp_path, b"", "empty")
+    for data in (b"", gzip.compress(b""), bz2.compress(b""), lzma.compress(b"")):
+        with pytest.raises(CorpusError, match="corpus: expected documents, got an empty file"):
+            open_source(file(tmp_path, data))
+    for kind in readers.COUNT_FORMATS + readers.TEXT_FORMATS:
+        if kind != "files":
+            with pytest.raises(CorpusError, match="empty"):
+                consume(open_source(empty, format=kind))
+        with pytest.raises(CorpusError, match="missing: there is no such file"):
+            consume(open_source(tmp_path / "missing", format=kind))
+    (tmp_path / "folder").mkdir()
+    for kind in (None, "files", "jsonl"):
+        with pytest.raises(CorpusError, match="folder: expected files in the folder, got none"):
+            consume(open_source(tmp_path / "folder", format=kind))
+    for data in (b"\n \n", b"0\n0\n0\n"):
+        with pytest.raises(CorpusError, match="corpus: expected documents, got none"):
+            consume(open_source(file(tmp_path, data)))
+    with pytest.raises(CorpusError, match="folder: expected a file, got a folder"):
+        open_source(file(tmp_path, uci(matrix())), vocabulary=tmp_path / "folder")
+    with pytest.raises(ValueError, match="at least one file"):
+        open_source([])
+    with pytest.raises(ValueError, match="format: expected one of text, "):
+        open_source(empty, format="word")
+    with pytest.raises(ValueError, match="first_id: expected 0 or 1; got 2"):
+        open_source(empty, first_id=2)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'fromat'"):
+        open_source(empty, fromat="text")
+    with pytest.raises(CorpusError, match="null: expected a regular file"):
+        open_source("/dev/null")
+    for name in ("n" * 999, "docword." + "n" * 245, "nul\0"):
+        for kind in (None, "uci", "files", "folder", "npz"):
+            with pytest.raises(CorpusError, match=r"n: cannot be read|no such file|without manifest"):
+                consume(open_source(tmp_path / name, format=kind))
+    long = file(tmp_path, uci(matrix()), "docword." + "n" * 245)
+    assert open_source(long).vocabulary is None
+
+
+def test_a_converted_folder_is_named(tmp_path):
+    path = file(tmp_path, b'{"format": "smoothgrad corpus"}', "manifest.json")
+    source = open_source(tmp_path)
+    assert (source.format, source.is_text) == ("folder", False)
+    for read in (source.texts, source.blocks):
+        with pytest.raises(CorpusError, match="holds folder, not"):
+            read()
+    path.write_text('{"format": "other"}')
+    with pytest.raises(CorpusError, match=r"manifest\.json is recognised as jsonl"):
+        recognise(tmp_path)
+    with pytest.raises(CorpusError, match=r'manifest\.json: expected a JSON object with "format"'):
+        open_source(tmp_path, format="folder")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("2\n3\n3\n1 1 1\n2 3 100\n", "corpus: the header declares 3 entries, the file has 2"),
+        ("2\n3\n1\n1 1 1\n2 3 1\n", "corpus, line 5: the header declares 1 entry, the file has more"),
+        ("2\n3\n2\n1 1 1\n3 3 1\n", "corpus, line 5: expected a document from 1 to 2, got '3'"),
+        ("2\n3\n2\n1 4 1\n2 3 1\n", "corpus, line 4: expected a word from 1 to 3, got '4'"),
+        ("2\n3\n2\n1 1 1\n2 3\n", "corpus, line 5: expected document word count, got '2 3'"),
+        ("2\n3\n2\n1 1\n1 2 3 1\n", "corpus, line 4: expected document word count"),
+        ("2\n3\n1\n1 1 -1\n", "corpus, line 4: expected a count from 0 to 1e.30, got '-1'"),
+        ("2\n3\n1\n1 1 1e31\n", "corpus, line 4: expected a count"),
+        ("2\n3\n1\n1 1 inf\n", "corpus, line 4: expected a count"),
+        ("2\n3\n1\n1 1 1_0\n", "corpus, line 4: expected a count"),
+        ("2\n3\n1\n1.5 1 1\n", "corpus, line 4: expected a document"),
+        ("2\n3\n1\n1 99999999999999999999999 1\n", "corpus, line 4: expected a word from 1 to 3"),
+        (f"{10**18}\n3\n1\n1 1 1\n", "corpus, line 3: the header declares 1,000,000,000,000,000,000 documents"),
+        (f"2\n{10**18}\n1\n1 1 1\n", "corpus, line 3: the header declares 1,000,000,000,000,000,000 words"),
+        (f"2\n3\n{10**18}\n1 1 1\n", "corpus, line 3: the header declares .* more than a file of 30 bytes can hold"),
+        (f"{10**18}\n{10**9}\n{10**18}\n1 1 1\n", "corpus, line 3: the header declares .* more than a file"),
+        (f"2\n3\n{10**30}\n1 1 1\n", "corpus, line 3: expected the number of entries, got '1000"),
+        ("two\n3\n1\n1 1 1\n", "corpus, line 1: expected the number of documents, got 'two'"),
+        ("2\n3\n", "corpus: expected three lines"),
+    ],
+)
+def test_uci_that_lies(tmp_path, text, message):
+    with pytest.raises(CorpusError, match=message):
+        joined(open_source(file(tmp_path, text.encode()), format="uci"))
+
+
+def test_a_packed_header_that_lies_takes_no_memory(tmp_path):
+    """What a packed file can hold is not known before it is read: not a byte is set aside for it."""
+    for text in (f"{10**18}\n{10**9}\n{10**18}\n1 1 1\n", f"{10**18}\n{10**9}\n{10**18}\n{10**17} 1 1\n"):
+        path = file(tmp_path, gzip.compress(text.encode()))
+        tracemalloc.start()
+        with pytest.raises(CorpusError, match=r"corpus: (the header declares|expected the documents of a corpus)"):
+            joined(open_source(path))
+        assert tracemalloc.get_traced_memory()[1] < 2**25
+        tracemalloc.stop()
+
+
+def test_documents_that_leap(tmp_path, monkeypatch):
+    """A header that lies about everything is found out when a document lies far behind the one before."""
+    for room, name, value in ((blocks, "_LOOK", 4), (unpacking, "PIECE", 16), (blocks, "BLOCK", 4)):
+        monkeypatch.setattr(room, name, value)
+    text = f"{10**18}\n9\n{10**18}\n" + "1 2 1\n1 1 1\n" * 9 + f"{10**17} 1 1\n" * 9
+    with pytest.raises(
+        CorpusError, match=r"corpus: expected the documents of a corpus, got at least 99,999,\S+ documents"
+    ):
+        joined(open_source(file(tmp_path, gzip.compress(text.encode()))))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("%%MatrixMarket matrix array real general\n1 1\n1\n", "corpus, line 1: can read only .*coordinate"),
+        ("%%MatrixMarket matrix coordinate complex general\n1 1 1\n1 1 1 1\n", "corpus, line 1: can read only"),
+        ("%%MatrixMarket matrix coordinate real symmetric\n1 1 1\n1 1 1\n", "corpus, line 1: can read only"),
+        ("%%MatrixMarket tensor\n", "corpus, line 1: expected %%MatrixMarket matrix"),
+        ("%%MatrixMarket matrix coordinate real general\n% a\n", "corpus: expected a line with the numbers"),
+        ("%%MatrixMarket matrix coordinate real general\n%\n1 1\n1 1 1\n", "corpus, line 3: expected documents, words"),
+        (
+            "%%MatrixMarket matrix coordinate real general\n1 2 1\n1 3 1\n",
+            "corpus, line 3: expected a word from 1 to 2",
+        ),
+        (
+            "%%MatrixMarket matrix coordinate real general\n1 2 1\n% 1\n1 2 1\n",
+            "corpus, line 3: expected document word",
+        ),
+        ("%%MatrixMarket matrix coordinate pattern general\n1 2 1\n1 2 1\n", "corpus, line 3: expected document word"),
+        ("%%MatrixMarket matrix coordinate real general\n1 2 2\n\n1 2 1 \n", "corpus: the header declares 2 entries"),
+    ],
+)
+def test_matrix_market_that_cannot_be_read(tmp_path, text, message):
+    with pytest.raises(CorpusError, match=message):
+        joined(open_source(file(tmp_path, text.encode())))
+
+
+def test_matrix_market_pattern(tmp_path):
+    X = matrix().astype(bool)
+    path = file(tmp_path, mm(X.astype(float), field="pattern"))
+    assert b"pattern" in path.read_bytes()
+    assert_same(joined(open_source(path)), X)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "message"),
+    [
+        ("ldac", "1 0:1\n2 0:1\n", "corpus, line 2: expected as many pairs as the line says, '2'; got 1"),
+        ("ldac", "1 0:1\nx 0:1\n", "corpus, line 2: expected N id:count …, got 'x 0:1'"),
+        ("ldac", "1 0:1\n\n1 0\n", "corpus, line 3: expected N id:count …, got '0'"),
+        ("ldac", "1 0:1\n1 -1:1\n", "corpus, line 2: expected a word id from 0 to"),
+        ("ldac", "1 2147483648:1\n", "corpus, line 1: expected a word id from 0 to 2147483646"),
+        ("ldac", "1 99999999999999999999:1\n", "corpus, line 1: expected a word id"),
+        ("ldac", "1 1.5:1\n", "corpus, line 1: expected a word id"),
+        ("ldac", "1 1:nan\n", "corpus, line 1: expected a count"),
+        ("ldac", "1 1:-2\n", "corpus, line 1: expected a count"),
+        ("ldac", "1 1::2\n", "corpus, line 1: expected a count"),
+        ("ldac", "2 1: 2\n", "corpus, line 1: expected a count"),
+        ("svmlight", "1 0:1\nfoo 1:1\n", "corpus, line 2: expected label id:count …, got 'foo 1:1'"),
+        ("svmlight", "1 0:1 qid:3\n", "corpus, line 1: expected a word id"),
+        ("svmlight", "1 0:1\n1 2:1e99\n", "corpus, line 2: expected a count"),
+    ],
+)
+def test_pairs_that_cannot_be_read(tmp_path, kind, text, message):
+    with pytest.raises(CorpusError, match=message):
+        joined(open_source(file(tmp_path, text.encode()), format=kind))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "message"),
+    [
+        ("jsonl", '{"text": "a"}\n\n{"text": \n', "corpus, line 3: expected a JSON object: Expecting value"),
+        ("jsonl", '{"text": "a"}\n[1]\n', r"corpus, line 2: expected a JSON object, got '\[1\]'"),
+        (
+            "jsonl",
+            '{"text": "a"}\n' + "[" * 200_000,
+            "corpus, line 2: expected a JSON object, got one nested too deeply",
+        ),
+        ("jsonl", '{"text": "a"}\n{"text": ' + "1" * 9999 + "}", "corpus, line 2: expected a JSON object: Exceeds"),
+        ("csv", "id,text\n1,a\n2\n", "corpus, line 3: expected 2 columns as in the header, got 1"),
+        ("csv", "text,text\na,b\n", "corpus, line 1: expected one column 'text', got 'text', 'text'"),
+        ("csv", "id,text\n1,a\rb\n", "corpus, line 2: expected csv, with quotes in pairs .*: new-line character"),
+        ("csv", 'id,text\n1,"a\n2,b\n', "corpus, line 3: expected csv, with quotes in pairs .*: unexpected end"),
+        ("tsv", 'id\ttext\n1\t"a\n2\t"b"\n', "corpus, line 3: expected tsv, with quotes in pairs"),
+    ],
+)
+def test_records_that_cannot_be_read(tmp_path, kind, text, message):
+    with pytest.raises(CorpusError, match=message):
+        consume(open_source(file(tmp_path, text.encode()), format=kind))
+
+
+def test_long_lines_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(unpacking, "PIECE", 64)
+    monkeypatch.setattr(readers, "_LONGEST_TEXT", 200)
+    monkeypatch.setattr(unpacking, "LONGEST_RECORD", 200)
+    line = b"x" * 400
+    for kind in ("text", "jsonl", "csv", "ldac", "svmlight", "files"):
+        with pytest.raises(CorpusError, match=r"corpus(, line 3)?: expected a (line|document) of at most 200 bytes"):
+            consume(open_source(file(tmp_path, b"\n\n" + line), format=kind, field=None))
+    quoted = b'id,text\n1,"' + b'a\n",",\n' * 100
+    with pytest.raises(
+        CorpusError, match=r"expected a record of at most 200 characters, got a longer one; is a quote open"
+    ):
+        consume(open_source(file(tmp_path, quoted), format="csv"))
+    assert consume(open_source(file(tmp_path, WRITTEN["csv"](TEXTS * 9)))) == TEXTS * 9
+
+
+def consume(source):
+    return joined(source) if source.format in readers.COUNT_FORMATS else list(source.texts())
+
+
+def outcome(path, **options):
+    """What comes of a file: documents, or a complaint about it; nothing else may come."""
+    try:
+        return consume(open_source(path, **options))
+    except CorpusError as error:
+        complaint = str(error)
+    assert complaint.startswith(str(path))
+    return complaint
+
+
+FUZZ = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much]}
+ANY_FORMAT = st.sampled_from([None, *readers.TEXT_FORMATS, *readers.COUNT_FORMATS])
+ANY_PACKING = st.sampled_from(sorted(PACKING))
+
+
+@given(st.binary(max_size=300), ANY_FORMAT, ANY_PACKING, st.sampled_from(["utf-8", "utf-16", "latin-1"]))
+@settings(max_examples=100, **FUZZ)
+def test_any_bytes(folder, data, kind, packing, encoding):
+    outcome(file(folder, PACKING[packing](data)), format=kind, encoding=encoding)
+
+
+VALID = {
+    **{kind: write(matrix(shape=(9, 5))) for kind, write in COUNTS.items()},
+    "stored": npz(matrix(shape=(9, 5)), compressed=False),
+    "csc": npz(matrix(shape=(9, 5)), "csc", compressed=False),
+    "coo": npz(matrix(shape=(9, 5)), "coo", compressed=False),
+    **{kind: write(TEXTS) for kind, write in WRITTEN.items()},
+}
+
+
+@st.composite
+def mutated(draw):
+    """A valid file, packed or not, of which some bytes are changed, left out, doubled, or cut off."""
+    kind = draw(st.sampled_from(sorted(VALID)))
+    data = bytearray(PACKING[draw(ANY_PACKING)](VALID[kind]))
+    for _ in range(draw(st.integers(1, 4))):
+        place = draw(st.integers(0, len(data)))
+        stop = place + draw(st.integers(0, 6))
+        token = draw(
+            st.sampled_from([b"", b"-", b"9" * 20, b"\0", b"\xff", b":", b"nan", b"\n", b'"', bytes(data[place:stop])])
+        )
+        data[place:stop] = token
+    return (kind if kind in readers.FORMATS else "npz"), bytes(data[: draw(st.integers(len(data) // 2, len(data)))])
+
+
+@given(mutated(), st.booleans())
+@settings(max_examples=150, **FUZZ)
+def test_valid_files_with_damage(folder, changed, forced):
+    kind, data = changed
+    outcome(file(folder, data), format=kind if forced else None)
+
+
+NUMBERS = st.text("0123456789 .:e+-\n\t\r#", max_size=60) | st.lists(
+    st.sampled_from(
+        ["0", "1", "2", "3 ", "1 1 1\n", "2 1:1", " ", "\n", "1.0", ":", "0:2", "1e0", "99999999999999999999", "\r\n"]
+    ),
+    max_size=20,
+).map("".join)
+
+
+@given(NUMBERS, st.sampled_from(["uci", "mm", "pattern", "ldac", "svmlight"]))
+@example("1 1 1\n1 1\n2 1 1 1\n", "uci")
+@example("1 1:2 :3\n", "ldac")
+@example("0.", "ldac")
+@example("0 9223372036854775296:.0", "svmlight")
+@example("1 1 99999999999999999999\n", "uci")
+@settings(max_examples=200, **FUZZ)
+def test_a_piece_at_once_is_its_lines_one_by_one(folder, text, kind):
+    """The quick parser and the careful one agree on what is read, and on what is wrong."""
+    lines = sum(1 for line in text.split("\n") if line.strip())
+    if kind == "uci":
+        text = f"3\n3\n{lines}\n{text}"
+    elif kind in ("mm", "pattern"):
+        field = "real" if kind == "mm" else kind
+        text = f"%%MatrixMarket matrix coordinate {field} general\n3 3 {lines}\n{text}"
+        kind = "mm"
+    path = file(folder, text.encode())
+    quick = outcome(path, format=kind)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(counts, "_table", lambda *_: None)
+        patch.setattr(counts, "_pairs_at_once", lambda *_: None)
+        careful = outcome(path, format=kind)
+    assert type(quick) is type(careful), (quick, careful)
+    if isinstance(quick, str):
+        assert quick == careful
+    else:
+        assert_same(quick, careful)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.integers(1, 12), st.sampled_from(sorted(COUNTS)))
+@settings(max_examples=40, **FUZZ)
+def test_any_matrix_comes_back_in_pieces(folder, seed, docs, words, kind):
+    rng = np.random.default_rng(seed)
+    X = scipy.sparse.csr_array(rng.poisson(rng.choice([0.02, 0.5, 3]), (docs, words)) * rng.choice([1, 0.5]))
+    path = file(folder, COUNTS[kind](X))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(unpacking, "PIECE", int(rng.integers(16, 200)))
+        patch.setattr(blocks, "BLOCK", int(rng.integers(4, 50)))
+        patch.setattr(blocks, "_LOOK", int(rng.integers(1, 50)))
+        assert_same(joined(open_source(path, format=kind)), X)
+
+
+def test_speed_of_the_quick_path(tmp_path, monkeypatch):
+    """Files as they usually are never take the careful path."""
+
+    def careful(*_):
+        raise AssertionError("line by line")
+
+    monkeypatch.setattr(counts, "_table_slowly", careful)
+    monkeypatch.setattr(counts, "_pairs_slowly", careful)
+    for fractions, end in itertools.product((False, True), (b"\n", b"\r\n", b" \n")):
+        X = matrix(fractions=fractions)
+        for write in (uci, mm, ldac, svmlight):
+            assert_same(joined(open_source(file(tmp_path, write(X).replace(b"\n", end)))), X)

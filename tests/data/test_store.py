@@ -1,0 +1,480 @@
+"""Corpora on disk: what is written, what is read, and what is refused."""
+
+import contextlib
+import gzip
+import hashlib
+import json
+import os
+import resource
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import scipy.sparse
+from hypothesis import HealthCheck, given, settings
+from sklearn.feature_extraction.text import CountVectorizer
+from test_text import TEXTS, TOKENS
+
+from smoothgrad_jax import Corpus, open_source
+from smoothgrad_jax.data import counting, readers, text
+from smoothgrad_jax.data.blocks import Block
+from smoothgrad_jax.data.store import Stored, convert, is_folder, open_folder, read
+from smoothgrad_jax.data.unpacking import CorpusError
+
+ALL = {"min_df": 1, "max_df": 1.0, "max_features": None}
+TALES = ["the star and the moon", "", "a moon, a Moon! a dusty moon", "star dust", "12 34 of"] * 2
+
+
+class Texts(NamedTuple):
+    """A source of texts without files."""
+
+    documents: list
+    paths: tuple = (Path("tales.txt"),)
+    format: str = "text"
+    is_text: bool = True
+    vocabulary: list | None = None
+    num_words: int | None = None
+
+    def texts(self):
+        yield from self.documents
+
+
+class Counts(NamedTuple):
+    """A source of counts without files."""
+
+    pieces: list
+    vocabulary: list | None = None
+    num_words: int | None = None
+    paths: tuple = (Path("docword.txt"), Path("more.txt"))
+    format: str = "uci"
+    is_text: bool = False
+
+    def blocks(self):
+        for piece in self.pieces:
+            yield piece if isinstance(piece, Block) else block(piece)
+
+
+def block(X):
+    X = scipy.sparse.csr_array(X)
+    return Block(X.indptr.astype(np.int64), X.indices.astype(np.int32), X.data)
+
+
+def dense(stored):
+    corpus = stored.corpus
+    ids = np.asarray(corpus.indices).astype(np.int64)
+    return scipy.sparse.csr_array((corpus.data, ids, corpus.indptr), corpus.shape).toarray()
+
+
+def check(stored):
+    """What holds for every corpus, whatever it holds."""
+    (indptr, indices, data, num_words), vocabulary, manifest = stored
+    lengths = np.diff(indptr)
+    assert indptr[0] == 0
+    assert indptr[-1] == len(indices) == len(data) == manifest["num_entries"]
+    assert (len(indptr) - 1, num_words) == (manifest["num_docs"], manifest["num_words"])
+    assert (lengths >= 0).all()
+    document = np.repeat(np.arange(len(lengths)), lengths)
+    assert (np.diff(document * num_words + indices) > 0).all()
+    assert (data > 0).all()
+    assert np.sum(data, dtype=np.float64) == pytest.approx(manifest["num_tokens"])
+    assert indices.dtype == (np.uint16 if num_words <= 65_536 else np.int32)
+    assert data.dtype in (np.min_scalar_type(int(data.max(initial=1))), np.float32)
+    assert vocabulary is None or len(vocabulary) == num_words
+    assert manifest["dropped"]["empty_documents"] == (lengths == 0).sum()
+
+
+@pytest.fixture(name="small_pieces")
+def many_small_pieces(monkeypatch):
+    """Chunks, spools and lists of words so small that there are many of them, on disk."""
+    monkeypatch.setattr(text, "_CHUNK", 60)
+    monkeypatch.setattr(counting, "_WORDS", 3)
+    monkeypatch.setattr(counting, "_SPOOL", 100)
+
+
+LIMITS = st.fixed_dictionaries(
+    {
+        "min_df": st.integers(1, 3) | st.floats(0, 0.6),
+        "max_df": st.integers(1, 6) | st.floats(0.4, 1),
+        "max_features": st.none() | st.integers(1, 6),
+    }
+)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(TEXTS, TOKENS, st.just(ALL) | LIMITS, st.booleans())
+def test_text_becomes_what_scikit_learn_makes_of_it(tmp_path_factory, small_pieces, texts, options, limits, to_disk):
+    sklearn = CountVectorizer(**options, **limits)
+    try:
+        expected = sklearn.fit_transform(texts).toarray() if texts else None
+    except ValueError:
+        expected = None
+    with contextlib.suppress(CorpusError):
+        if to_disk:
+            stored = convert(Texts(texts), tmp_path_factory.mktemp("corpus") / "out", **options, **limits)
+        else:
+            stored = read(Texts(texts), **options, **limits)
+        np.testing.assert_array_equal(dense(stored), expected)
+        assert stored.vocabulary == sklearn.get_feature_names_out().tolist()
+        check(stored)
+        every = CountVectorizer(**options).fit_transform(texts).toarray()
+        assert stored.manifest["dropped"]["pruned_words"] == every.shape[1] - expected.shape[1]
+        assert stored.manifest["dropped"]["pruned_tokens"] == every.sum() - expected.sum()
+        lost = (every.sum(1) > 0) & (expected.sum(1) == 0)
+        assert stored.manifest["dropped"]["documents_that_lost_all_words"] == lost.sum()
+        return
+    assert expected is None or any("\n" in word for word in sklearn.get_feature_names_out())
+
+
+def test_a_folder_holds_what_is_read(tmp_path):
+    told = []
+    stored = convert(Texts(TALES), tmp_path / "a" / "tales", jobs=1, progress=lambda *args: told.append(args), **ALL)
+    assert told == [(10, None)]
+    again = read(Texts(TALES), **ALL)
+    np.testing.assert_array_equal(dense(stored), dense(again))
+    assert stored.vocabulary == again.vocabulary == ["dust", "dusty", "moon", "star"]
+    files = stored.manifest.pop("files")
+    assert stored.manifest == json.loads(json.dumps(again.manifest))
+    assert stored.manifest["num_docs"] == 10
+    assert stored.manifest["dropped"]["empty_documents"] == 4
+    # The file formats are what the table says, readable without us.
+    folder = tmp_path / "a" / "tales"
+    assert {path.name for path in folder.iterdir()} == {*files, "manifest.json"}
+    for name, file in files.items():
+        content = (folder / name).read_bytes()
+        assert file == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    for name in ("indptr", "indices", "data"):
+        np.testing.assert_array_equal(np.load(folder / f"{name}.npy"), getattr(again.corpus, name))
+        assert isinstance(getattr(stored.corpus, name), np.memmap)
+        assert getattr(stored.corpus, name).dtype == getattr(again.corpus, name).dtype
+    assert (folder / "vocabulary.txt").read_text() == "dust\ndusty\nmoon\nstar\n"
+    assert [path.name for path in folder.parent.iterdir()] == ["tales"]
+    # The options in the manifest count new texts in the same way.
+    new = text.count_texts(TALES, stored.vocabulary, **stored.manifest["tokens"])
+    np.testing.assert_array_equal(new.counts.toarray(), dense(stored))
+
+
+def test_from_files(tmp_path):
+    """With the readers: text with a vocabulary and without, counts with names and without."""
+    tales = tmp_path / "tales.jsonl.gz"
+    with gzip.open(tales, "wt") as file:
+        file.writelines(json.dumps({"id": i, "body": each}) + "\n" for i, each in enumerate(TALES))
+    stored = convert(open_source(tales, field="body"), tmp_path / "tales", **ALL)
+    np.testing.assert_array_equal(dense(stored), dense(read(Texts(TALES), **ALL)))
+    assert stored.manifest["source"] == {"format": "jsonl", "paths": [str(tales)]}
+    assert read(open_source(tales, vocabulary=["star"])).manifest["dropped"]["tokens_outside_vocabulary"] == 12
+    (tmp_path / "docword.tales.txt").write_text("3\n2\n3\n1 2 7\n3 1 1\n3 2 1\n")
+    counts = open_source(tmp_path / "docword.tales.txt")
+    assert (dense(read(counts)).tolist(), read(counts).vocabulary) == ([[0, 7], [0, 0], [1, 1]], None)
+    (tmp_path / "vocab.tales.txt").write_text("moon\nstar\n")
+    stored = convert(open_source(tmp_path / "docword.tales.txt"), tmp_path / "counts")
+    assert (dense(stored).tolist(), stored.vocabulary) == ([[0, 7], [0, 0], [1, 1]], ["moon", "star"])
+    assert stored.corpus.data.dtype == np.uint8
+    again = read(open_source(tmp_path / "counts"), vocabulary=["star", "sun"])
+    assert dense(again).tolist() == [[7, 0], [0, 0], [1, 0]]
+    source = open_source(tales, field="body")
+    os.truncate(tales, 60)
+    with pytest.raises(CorpusError, match=r"tales\.jsonl\.gz: the packed file is truncated"):
+        convert(source, tmp_path / "short")
+    assert not (tmp_path / "short").exists()
+
+
+def test_defaults_for_tiny_corpora():
+    assert read(Texts(["a star"])).vocabulary == ["star"]
+    assert read(Texts(["star moon", "star sun", "star dust"])).vocabulary == ["dust", "moon", "star", "sun"]
+    common = [f"star w{'abcdefghij'[i % 10]}xx" for i in range(40)]
+    assert "star" not in read(Texts(common)).vocabulary
+    with pytest.raises(CorpusError, match="none of the 2 documents has a word: try another token_pattern"):
+        read(Texts(["the of", "1 2"]))
+    with pytest.raises(CorpusError, match=r"tales.txt: expected documents, got none"):
+        read(Texts([]))
+
+
+def test_a_vocabulary_for_text(tmp_path, small_pieces):
+    stored = convert(Texts(TALES), tmp_path / "tales", vocabulary=["star", "comet", "dust"])
+    assert stored.vocabulary == ["star", "comet", "dust"]
+    assert dense(stored).tolist() == [[1, 0, 0], [0, 0, 0], [0, 0, 0], [1, 0, 1], [0, 0, 0]] * 2
+    dropped = stored.manifest["dropped"]
+    assert dropped["tokens_outside_vocabulary"] == 10  # moon, moon, Moon, dusty, moon; twice
+    assert dropped["documents_that_lost_all_words"] == 2
+    assert dropped["empty_documents"] == 6
+    assert stored.manifest["limits"] is None
+    check(stored)
+    nothing = convert(Texts(TALES), tmp_path / "nothing", vocabulary=["comet"])
+    assert nothing.corpus.shape == (10, 1)
+    assert nothing.manifest["num_tokens"] == 0
+    check(nothing)
+    with pytest.raises(ValueError, match="leave out min_df"):
+        read(Texts(TALES), vocabulary=["star"], min_df=2)
+
+
+NUMBERS = st.integers(0, 3) | st.sampled_from([0, 200, 300, 70_000, 2**30, 2**40])
+TABLES = st.integers(1, 5).flatmap(
+    lambda v: st.lists(st.lists(NUMBERS, min_size=v, max_size=v), min_size=1, max_size=8)
+)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(TABLES, st.integers(1, 4), st.sampled_from([np.int64, np.float32, np.float64]), st.booleans())
+def test_counts_stay_what_they_are(small_pieces, table, pieces, dtype, halved):
+    X = np.array(table, dtype) / (2 if halved else 1)
+    stored = read(Counts([part for part in np.array_split(X, pieces) if len(part)], num_words=X.shape[1]))
+    np.testing.assert_array_equal(dense(stored), X.astype(np.float32) if stored.corpus.data.dtype == np.float32 else X)
+    assert stored.vocabulary is None
+    assert stored.manifest["limits"] is None
+    assert (stored.corpus.data.dtype == np.float32) == bool((X % 1).any() or X.max() >= 2**32)
+    check(stored)
+
+
+def test_words_of_counts_are_removed_only_if_asked(tmp_path):
+    X = np.array([[1, 0, 2, 0, 1], [1, 3, 0, 0, 0], [1, 0, 0, 0, 0], [5, 1, 0, 0, 0]])
+    source = Counts([X[:1], X[1:]], vocabulary=list("abcde"))
+    assert read(source).vocabulary == list("abcde")
+    assert read(Counts([X])).corpus.num_words == 5
+    assert read(Counts([X], num_words=9)).corpus.num_words == 9
+    stored = convert(source, tmp_path / "common", min_df=2)
+    assert stored.vocabulary == ["a", "b"]
+    np.testing.assert_array_equal(dense(stored), X[:, :2])
+    assert stored.manifest["dropped"] == {
+        "empty_documents": 0,
+        "documents_that_lost_all_words": 0,
+        "tokens_outside_vocabulary": 0,
+        "pruned_words": 2,  # d never occurs
+        "pruned_tokens": 3,
+    }
+    rare = read(source, max_df=0.5)
+    assert rare.vocabulary == list("bcde")
+    assert rare.manifest["dropped"]["documents_that_lost_all_words"] == 1
+    assert read(source, max_features=2).vocabulary == ["a", "b"]
+    with pytest.raises(CorpusError, match=r"min_df=5 asks for 5 documents or more, .* of 4; lower min_df$"):
+        convert(source, tmp_path / "none", min_df=5)
+    assert [path.name for path in tmp_path.iterdir()] == ["common"]
+
+
+def test_a_vocabulary_for_counts():
+    X = np.array([[1, 2, 4], [0, 0, 8], [0.5, 0, 0]])
+    source = Counts([X], vocabulary=["star", "moon", "star"])
+    stored = read(source, vocabulary=["comet", "star"])
+    assert dense(stored).tolist() == [[0, 5], [0, 8], [0, 0.5]]
+    assert stored.vocabulary == ["comet", "star"]
+    assert stored.manifest["dropped"]["tokens_outside_vocabulary"] == 2
+    with pytest.raises(CorpusError, match=r"docword.txt and 1 more: its words have no names"):
+        read(Counts([X]), vocabulary=["star"])
+
+
+def test_a_folder_is_a_source(tmp_path, monkeypatch):
+    first = convert(Texts(TALES), tmp_path / "first", **ALL)
+    source = Counts([])._replace(format="folder", paths=(tmp_path / "first",))
+    for piece in (1, 3, 1000):
+        monkeypatch.setattr("smoothgrad_jax.data.store._PIECE", piece)
+        again = convert(source, tmp_path / "again", overwrite=True)
+        np.testing.assert_array_equal(dense(again), dense(first))
+        assert again.vocabulary == first.vocabulary
+    assert read(source, min_df=4).vocabulary == ["dust", "moon", "star"][1:]
+    # Onto itself, from itself.
+    assert convert(source, tmp_path / "first", min_df=4, overwrite=True).vocabulary == ["moon", "star"]
+
+
+def test_more_words_than_two_bytes_can_name():
+    wide = Block(np.array([0, 2, 3]), np.array([0, 65_535, 7], np.int32), np.array([1, 2, 3], np.float32))
+    assert read(Counts([wide])).corpus.indices.dtype == np.uint16
+    stored = read(Counts([wide._replace(indices=np.array([0, 65_536, 7], np.int32))]))
+    assert stored.corpus.indices.dtype == np.int32
+    check(stored)
+
+
+def test_training_reads_the_files_in_place(tmp_path):
+    """Both types of ids, with the largest that fit, pack as the same counts in memory do."""
+    rng = np.random.default_rng(0)
+    for num_words in (300, 65_536, 70_000):
+        X = scipy.sparse.random_array((200, num_words), density=8 / num_words, rng=rng, format="lil")
+        X[3, num_words - 1] = 1
+        X = scipy.sparse.csr_array(X * 300).ceil()
+        folder = tmp_path / str(num_words)
+        corpus = convert(Counts([X], num_words=num_words), folder).corpus
+        plain, layout = Corpus.of(X), corpus.layout(50)
+        assert plain.layout(50) == layout
+        for part, same in ((corpus, plain), (corpus.part(2, 120), plain.part(2, 120))):
+            rows = np.concatenate([[3, 1], rng.integers(0, part.num_docs, 48)])
+            for a, b in zip(part.pack(rows, layout)[:6], same.pack(rows, layout)[:6], strict=True):
+                np.testing.assert_array_equal(a, b)
+
+
+def test_an_existing_folder_is_safe(tmp_path):
+    out = tmp_path / "out"
+    convert(Texts(["star"]), out)
+    with pytest.raises(CorpusError, match="out: exists already"):
+        convert(Texts(["moon"]), out)
+    assert open_folder(out).vocabulary == ["star"]
+    with pytest.raises(CorpusError, match="none of the 1 documents has a word"):
+        convert(Texts(["1"]), out, overwrite=True)
+    assert open_folder(out).vocabulary == ["star"]
+    assert convert(Texts(["moon"]), out, overwrite=True).vocabulary == ["moon"]
+    with pytest.MonkeyPatch.context() as patch:  # interrupted between the two names
+        rename = Path.rename
+
+        def interrupted(path, target):
+            if "partial" in path.name:
+                raise KeyboardInterrupt
+            return rename(path, target)
+
+        patch.setattr(Path, "rename", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            convert(Texts(["sun"]), out, overwrite=True)
+    assert open_folder(out, verify=True).vocabulary == ["moon"]
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "thesis.txt").write_text("years of work")
+    for path in (other, other / "thesis.txt"):
+        assert not is_folder(path)
+        with pytest.raises(CorpusError, match="is not a corpus folder, so that it is not overwritten"):
+            convert(Texts(["moon"]), path, overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "out"]
+
+
+class BrokenError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("error", [BrokenError, KeyboardInterrupt, CorpusError])
+def test_a_failed_conversion_leaves_nothing(tmp_path, error, small_pieces):
+    def documents():
+        yield from TALES
+        raise error
+
+    with pytest.raises(error):
+        convert(Texts(documents()), tmp_path / "out", jobs=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk(tmp_path):
+    X = np.ones((100, 100))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for limit, spool in ((3_000, 1 << 20), (3_000, 100)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(counting, "_SPOOL", spool)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+            try:
+                with pytest.raises(CorpusError, match="out: there is no room left on the disk"):
+                    convert(Counts([X]), tmp_path / "out")
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CorpusError, match=r"out: cannot be written: .*file"):
+        convert(Texts(["star"]), tmp_path / "file" / "out")
+
+
+@pytest.fixture(name="folder", scope="module")
+def some_folder(tmp_path_factory):
+    out = tmp_path_factory.mktemp("corpus") / "out"
+    convert(Texts(TALES), out, **ALL)
+    return out
+
+
+def change(path, old, new):
+    content = path.read_bytes()
+    assert old in content
+    path.write_bytes(content.replace(old, new))
+
+
+def drop_manifest_entry(path):
+    manifest = json.loads((path / "manifest.json").read_text())
+    del manifest["files"]["data.npy"]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+DAMAGE = [
+    (lambda path: shutil.rmtree(path), "expected a corpus folder; its manifest.json: No such file"),
+    (lambda path: (path / "manifest.json").unlink(), "expected a corpus folder; its manifest.json: No such file"),
+    (lambda path: (path / "manifest.json").write_bytes(b"\xff{"), "manifest.json: expected JSON"),
+    (lambda path: (path / "manifest.json").write_text("[" * 100_000), "manifest.json: expected JSON"),
+    (lambda path: (path / "manifest.json").write_text('{"format": "other"}'), "expected the manifest of a smoothgrad"),
+    (lambda path: (path / "manifest.json").write_text("[1]"), "expected the manifest of a smoothgrad"),
+    (lambda path: change(path / "manifest.json", b'"version": 1', b'"version": 2'), "expected version 1 .*, got 2"),
+    (lambda path: change(path / "manifest.json", b'"num_docs": 10', b'"num_docs": "x"'), "manifest.json: damaged"),
+    (lambda path: change(path / "manifest.json", b'"num_docs": 10', b'"num_docs": 1e999'), "manifest.json: damaged"),
+    (
+        lambda path: change(path / "manifest.json", b'"num_docs": 10', b'"num_docs": 11'),
+        "indptr.npy: damaged: expected",
+    ),
+    (lambda path: change(path / "manifest.json", b'"num_words": 4', b'"num_words": 5'), "expected 5 words, got 4"),
+    (lambda path: change(path / "manifest.json", b'"data.npy"', b'"../data.npy"'), "manifest.json: damaged"),
+    (drop_manifest_entry, "manifest.json: damaged"),
+    (lambda path: (path / "data.npy").unlink(), "data.npy: expected a file of the corpus: No such file"),
+    (lambda path: os.truncate(path / "indices.npy", 130), "indices.npy: damaged: expected 152 bytes, got 130"),
+    (lambda path: change(path / "indices.npy", b"NUMPY", b"DUMPY"), "indices.npy: damaged: expected an array"),
+    (lambda path: change(path / "indices.npy", b"<u2", b"<i2"), "indices.npy: damaged: expected <u2 or <i4"),
+    (lambda path: change(path / "data.npy", b"(12,)", b"(11,)"), "data.npy: damaged"),
+    (lambda path: change(path / "data.npy", b"(12,)", b"(9e9)"), "data.npy: damaged"),
+    (
+        lambda path: change(path / "indptr.npy", np.int64(12).tobytes() * 2, bytes(16)),
+        "from 0 to 12, got 0 to 0",
+    ),
+    (lambda path: change(path / "vocabulary.txt", b"moon\n", b"moon "), "vocabulary.txt: damaged: expected 4 words"),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGE)
+def test_a_damaged_folder_is_refused(folder, tmp_path, damage, message):
+    shutil.copytree(folder, tmp_path / "copy")
+    damage(tmp_path / "copy")
+    with pytest.raises(CorpusError, match=message):
+        open_folder(tmp_path / "copy")
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_any_change_is_found(folder, tmp_path_factory, data):
+    """Without ``verify`` a changed byte may pass, or is a named error; with it every change of an array is found."""
+    copy = tmp_path_factory.mktemp("copy") / "copy"
+    shutil.copytree(folder, copy)
+    path = copy / data.draw(st.sampled_from(sorted(each.name for each in folder.iterdir())))
+    content = bytearray(path.read_bytes())
+    place = data.draw(st.integers(0, len(content) - 1))
+    content[place] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(content)
+    with contextlib.suppress(CorpusError):
+        assert isinstance(open_folder(copy), Stored)
+    if path.name != "manifest.json":
+        with pytest.raises(CorpusError, match="damaged"):
+            open_folder(copy, verify=True)
+
+
+def test_verify_passes_what_is_whole(folder):
+    assert open_folder(folder, verify=True).vocabulary == ["dust", "dusty", "moon", "star"]
+
+
+def test_a_word_that_cannot_stand_on_a_line(tmp_path):
+    with pytest.raises(CorpusError, match=r"cannot stand on a line of vocabulary\.txt; for text, try another"):
+        convert(Texts(["a\nb,c"]), tmp_path / "out", token_pattern="[^,]+")
+
+
+def test_ids_that_nothing_bears_out_are_refused(tmp_path):
+    """An array as long as the largest id would take 15 GB."""
+    for kind, line in (("svmlight", b"1 2000000000:3\n"), ("ldac", b"1 2000000000:3\n")):
+        path = tmp_path / kind
+        path.write_bytes(line)
+        with pytest.raises(CorpusError, match=r"word id 2,000,000,000 after 1 entries: expected ids that number"):
+            read(open_source(path, format=kind))
+
+
+@given(
+    st.binary(max_size=200) | st.text("0123456789 :\n.", max_size=60).map(str.encode),
+    st.sampled_from([None, *readers.TEXT_FORMATS, *readers.COUNT_FORMATS]),
+)
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any_bytes_are_a_corpus_or_a_complaint(tmp_path, data, kind):
+    path = tmp_path / "any"
+    shutil.rmtree(path, ignore_errors=True)
+    path.unlink(missing_ok=True)
+    path.write_bytes(data)
+    with contextlib.suppress(CorpusError):
+        stored = read(open_source(path, format=kind))
+        assert stored.corpus.num_docs == stored.manifest["num_docs"] > 0
+        assert stored.corpus.num_words == stored.manifest["num_words"] > 0

@@ -1,0 +1,229 @@
+"""Counting texts, against scikit-learn's CountVectorizer."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from sklearn.feature_extraction.text import CountVectorizer
+
+from smoothgrad_jax.data import text
+from smoothgrad_jax.data.text import count_texts
+from smoothgrad_jax.data.unpacking import CorpusError
+
+# Few different words, so that they repeat; upper case, accents, digits, hyphens, and characters that are no words.
+WORDS = [
+    "star",
+    "Star",
+    "stars",
+    "the",
+    "moon",
+    "Étoile",
+    "étoile",
+    "x2",
+    "3d",
+    "a",
+    "of",
+    "sub-orbit",
+    "co2",
+    "_",
+    "$",
+]
+WORDS += ["月亮", "ſtar", "İstanbul", "\u2028", "\x00"]
+TEXTS = st.lists(st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join) | st.text(max_size=12), max_size=12)
+TOKENS = st.fixed_dictionaries(
+    {
+        "lowercase": st.booleans(),
+        "token_pattern": st.sampled_from([text.WORD, r"(?u)\b\w\w+\b", r"\S+", r"\b(\w)\w*"]),
+        "stop_words": st.sampled_from([None, "english", ["moon", "star"]]),
+        "ngram_range": st.sampled_from([(1, 1), (1, 2), (2, 2)]),
+    }
+)
+
+
+@settings(deadline=None, max_examples=40)
+@given(TEXTS, TOKENS)
+def test_a_given_vocabulary_counts_as_scikit_learn_does(texts, options):
+    vocabulary = ["star", "moon", "étoile", "Star", "star moon", "x2", "s"]
+    sklearn = CountVectorizer(vocabulary=vocabulary, **options)
+    counted = count_texts(texts, vocabulary, **options)
+    expected = sklearn.transform(texts) if texts else np.zeros((0, 7))
+    assert counted.counts.shape == (len(texts), 7)
+    assert counted.counts.dtype == np.int64
+    np.testing.assert_array_equal(counted.counts.toarray(), expected.toarray() if texts else expected)
+    tokens = [sklearn.build_analyzer()(each) for each in texts]
+    known = [[token for token in each if token in vocabulary] for each in tokens]
+    assert counted.outside == sum(map(len, tokens)) - sum(map(len, known))
+    assert counted.lost == sum(bool(t) and not k for t, k in zip(tokens, known, strict=True))
+
+
+def test_any_split_into_chunks_counts_the_same(monkeypatch):
+    texts = ["star moon star", "", "moon", "planet star", "dust"] * 3
+    whole = count_texts(texts, ["moon", "star"])
+    assert (whole.outside, whole.lost) == (6, 3)
+    for size in (1, 20, 40):
+        monkeypatch.setattr(text, "_CHUNK", size)
+        parts = count_texts(iter(texts), ["moon", "star"])
+        np.testing.assert_array_equal(parts.counts.toarray(), whole.counts.toarray())
+        assert parts[1:] == whole[1:]
+
+
+def test_the_default_pattern():
+    found = re.findall(text.WORD, "An H2O molecule's 3d x_ij covid19 2nd naïve state-of-the-art U.S.A. été")
+    assert found == ["H2O", "molecule", "covid19", "naïve", "state", "the", "art", "été"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"token_pattern": "("}, "token_pattern: .* is not a regular expression"),
+        ({"token_pattern": r"(\w)(\w)"}, "at most one group"),
+        ({"token_pattern": None}, "token_pattern"),
+        ({"ngram_range": (2, 1)}, r"ngram_range: expected .* 1 ≤ shortest ≤ longest; got \(2, 1\)"),
+        ({"ngram_range": (0, 1)}, "ngram_range"),
+        ({"ngram_range": (1,)}, "ngram_range"),
+        ({"stop_words": ["the", 3]}, "stop_words: expected words, got 3 as word 2"),
+        ({"stop_words": "nowhere.txt"}, "nowhere.txt: expected a file of stop words"),
+        ({"jobs": 0}, "jobs: expected a whole number of processes"),
+        ({"jobs": 1.5}, "jobs: expected a whole number of processes"),
+    ],
+)
+def test_options_are_checked(options, message):
+    with pytest.raises(ValueError, match=message):
+        count_texts(["star"], ["star"], **options)
+
+
+@pytest.mark.parametrize(
+    ("texts", "vocabulary", "message"),
+    [
+        ("star", ["star"], "got one string"),
+        (["star", 7], ["star"], "document 1: expected text, got int"),
+        (["star"], [], "at least one word"),
+        (["star"], ["star", "moon", "star"], "word 3 is 'star', as word 1 is"),
+        (["star"], ["star", 3], "vocabulary: expected words, got 3"),
+    ],
+)
+def test_texts_and_vocabularies_are_checked(texts, vocabulary, message):
+    with pytest.raises(ValueError, match=message):
+        count_texts(texts, vocabulary)
+
+
+def test_words_from_files(tmp_path):
+    vocabulary, stop = tmp_path / "vocabulary.txt", tmp_path / "stop.txt"
+    vocabulary.write_bytes("\ufeffmoon\r\nétoile\r\n\n".encode())
+    stop.write_text("dust\nstar")
+    counted = count_texts(["Moon dust", "étoile star sun"], vocabulary, stop_words=stop)
+    assert counted.counts.toarray().tolist() == [[1, 0], [0, 1]]
+    assert counted.outside == 1
+    vocabulary.write_bytes(b"moon\n\xff\n")
+    with pytest.raises(CorpusError, match=r"vocabulary.txt: expected vocabulary in UTF-8: .* at byte 5"):
+        count_texts(["moon"], vocabulary)
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    TEXTS.filter(lambda texts: any(re.search(r"\S", each) for each in texts)),
+    st.integers(1, 4) | st.floats(0, 1),
+    st.integers(1, 4) | st.floats(0, 1),
+    st.none() | st.integers(1, 5),
+)
+def test_words_are_chosen_as_scikit_learn_does(texts, min_df, max_df, max_features):
+    everything = CountVectorizer(token_pattern=r"\S+")
+    X = everything.fit_transform(texts)
+    frequency, total = np.asarray((X > 0).sum(0)).ravel(), np.asarray(X.sum(0)).ravel()
+    names = everything.get_feature_names_out()
+    sklearn = CountVectorizer(token_pattern=r"\S+", min_df=min_df, max_df=max_df, max_features=max_features)
+    try:
+        expected = sklearn.fit(texts).get_feature_names_out().tolist()
+    except ValueError:
+        expected = []
+    try:
+        mask = text.choose_words(frequency, total, len(texts), min_df, max_df, max_features)
+        assert names[mask].tolist() == expected
+        assert expected
+    except CorpusError:
+        assert not expected
+
+
+def test_the_error_says_which_option_to_relax():
+    frequency = np.array([2, 9, 9, 8])
+    for limits, message in (
+        ((10, 1.0, None), "lower min_df: the most common word is in 9"),
+        ((1, 1, None), "raise max_df: the rarest word is in 2"),
+        ((3, 7, None), "min_df=3 asks for 3 documents or more, max_df=7 for 7 or fewer, of 10; lower min_df or raise"),
+        ((5, 0.2, None), "no word can be left"),
+    ):
+        with pytest.raises(CorpusError, match=message):
+            text.choose_words(frequency, frequency, 10, *limits)
+    with pytest.raises(CorpusError, match="none of the 10 documents has a word: try another token_pattern"):
+        text.choose_words(np.zeros(0, int), np.zeros(0, int), 10, 1, 1.0, None)
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ((0, 1.0, None), "min_df: .*; got 0"),
+        ((True, 1.0, None), "min_df: .*; got True"),
+        ((1, 1.5, None), "max_df: .*; got 1.5"),
+        ((1, "half", None), "max_df: .*; got 'half'"),
+        ((1, 1.0, 0), "max_features: .*; got 0"),
+        ((1, float("nan"), 2), "max_df: .*; got nan"),
+    ],
+)
+def test_limits_are_checked(limits, message):
+    with pytest.raises(ValueError, match=message):
+        text.check_limits(*limits)
+
+
+def test_automatic_limits_leave_small_corpora_their_words():
+    auto = ("auto",) * 3
+    assert text.set_limits(1, *auto) == {"min_df": 1, "max_df": 1.0, "max_features": 50_000}
+    assert text.set_limits(19, *auto)["max_df"] == 1.0
+    assert text.set_limits(20, *auto)["max_df"] == 0.5
+    assert [text.set_limits(n, *auto)["min_df"] for n in (199, 200, 499, 500, 10**6)] == [1, 2, 4, 5, 5]
+    assert text.set_limits(10**6, 2, 0.1, None) == {"min_df": 2, "max_df": 0.1, "max_features": None}
+
+
+# A script without a guard, as people write them: it must not run again in the processes, nor load jax there. What
+# processes had not finished when they were killed is counted by the one that is left.
+SCRIPT = """
+import os, signal
+print("script runs")
+from smoothgrad_jax.data import text
+text._CHUNK = 1_000
+pools, start = [], text._start
+text._start = lambda jobs: pools.append(start(jobs)) or pools[-1]
+stream = text.count_stream((f"star moon{i % 7}" for i in range(2_000)), text.tokens(), jobs=2)
+chunks = [next(stream) for _ in range(5)]
+modules = pools[0].submit(eval, "set(__import__('sys').modules)").result()
+assert "smoothgrad_jax.data.text" in modules and not {"jax", "smoothgrad_jax.data.store"} & modules
+assert signal.SIGINT in pools[0].submit(signal.pthread_sigmask, signal.SIG_BLOCK, []).result()  # deaf to Ctrl-C
+os.kill(pools[0].submit(os.getpid).result(), signal.SIGKILL)
+chunks.extend(stream)
+assert len(pools) == 1 and len(chunks) > 20
+assert sum(len(chunk.indptr) - 1 for chunk in chunks) == 2_000
+counts = {}
+for chunk in chunks:
+    for word, n in zip(chunk.words, chunk.data.dot(chunk.indices[:, None] == range(len(chunk.words)))):
+        counts[word] = counts.get(word, 0) + n
+assert counts == {"star": 2_000, **{f"moon{i}": 286 if i < 5 else 285 for i in range(7)}}, counts
+"""
+
+
+def test_several_processes_from_a_script_without_a_guard(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", tmp_path / "script.py"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert done.stderr == ""
+    assert done.stdout == "script runs\n"
+    assert done.returncode == 0

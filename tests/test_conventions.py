@@ -1,0 +1,143 @@
+"""Conventions of the code base that a machine can check."""
+
+import ast
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import smoothgrad_jax
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "smoothgrad_jax"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# Each layer imports only these layers. `models` reads batches and corpora, so it also imports `data`.
+LAYERS = {
+    "core": set(),
+    "data": set(),
+    "models": {"core", "data"},
+    "training": {"core", "data", "models"},
+    "app": {"core", "data", "models", "training"},
+}
+# Packages that a layer may import beside the standard library.
+PACKAGES = {
+    "core": {"jax", "numpy", "optax"},
+    "data": {"jax", "numpy", "scipy", "sklearn", "joblib"},
+    "models": {"jax", "numpy", "scipy"},
+    "training": {"jax", "numpy"},
+    "app": {"jax", "numpy", "scipy", "sklearn", "matplotlib", "tqdm", "pyLDAvis"},
+}
+
+
+def layer_of(path):
+    return path.relative_to(PACKAGE).parts[0]
+
+
+def imports(path):
+    """Modules that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}: a relative import hides which layer it means"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if layer_of(path) in LAYERS], ids=lambda path: path.stem)
+def test_a_layer_imports_no_layer_above_it(path):
+    layer = layer_of(path)
+    parts = [name.split(".") for name in imports(path)]
+    ours = {part[1] for part in parts if part[0] == "smoothgrad_jax"} - {"__version__"}
+    assert ours <= LAYERS[layer] | {layer}
+    assert {part[0] for part in parts} - set(sys.stdlib_module_names) - {"smoothgrad_jax"} <= PACKAGES[layer]
+
+
+def test_every_module_is_in_a_layer():
+    assert {layer_of(path) for path in FILES} == {*LAYERS, "__init__.py", "__main__.py"}
+
+
+def test_public_names():
+    for name in smoothgrad_jax.__all__:
+        assert hasattr(smoothgrad_jax, name)
+    assert smoothgrad_jax.core.window.__name__ == "smoothgrad_jax.core.window"
+    assert callable(smoothgrad_jax.core.window.push)
+    assert smoothgrad_jax.fit.__module__ == "smoothgrad_jax.training.driver"
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = smoothgrad_jax.nothing
+
+
+def test_type_checkers_see_the_same_names():
+    stub = ast.parse((PACKAGE / "__init__.pyi").read_text())
+    homes = {a.asname: node.module for node in stub.body if isinstance(node, ast.ImportFrom) for a in node.names}
+    assert sorted(homes) == sorted(smoothgrad_jax.__all__)
+    for name, module in homes.items():
+        assert getattr(importlib.import_module(module), name) is getattr(smoothgrad_jax, name)
+
+
+def test_the_package_imports_nothing_until_it_is_used():
+    program = "import sys, smoothgrad_jax; assert not {'jax', 'numpy', 'scipy', 'sklearn'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_public_functions_are_documented(path):
+    text = path.read_text()
+    tree = ast.parse(text)
+    assert ast.get_docstring(tree)
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            assert ast.get_docstring(node), f"{path.name}: {node.name} has no docstring"
+
+
+@pytest.mark.parametrize(
+    "path", sorted(p for d in ("smoothgrad_jax", "tests", "experiments") for p in (ROOT / d).rglob("*.py"))
+)
+def test_nothing_is_suppressed(path):
+    marks = ["no" + "qa", "type: " + "ignore", "fmt: " + "skip", "fmt: " + "off", "pragma: " + "no cover"]
+    assert not [mark for mark in marks if mark in path.read_text(encoding="utf-8")]
+
+
+def test_import_changes_no_configuration_and_starts_no_backend():
+    program = (
+        "import jax, optax\n"
+        "before = dict(jax.config.values)\n"
+        "import smoothgrad_jax\n"
+        "for name in smoothgrad_jax.__all__: getattr(smoothgrad_jax, name)\n"
+        "assert dict(jax.config.values) == before\n"
+        "from jax._src import xla_bridge\n"
+        "assert not xla_bridge._backends, 'importing the package ran a computation'\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, cwd=ROOT)
+
+
+@pytest.mark.slow
+def test_strict_modes():
+    modes = {"JAX_NUMPY_RANK_PROMOTION": "raise", "JAX_NUMPY_DTYPE_PROMOTION": "strict", "PYTHONPATH": str(ROOT)}
+    program = [sys.executable, "-W", "error", ROOT / "tests" / "strict.py"]
+    subprocess.run(program, check=True, cwd=ROOT, env=os.environ | modes)
+
+
+def test_doctests():
+    import doctest
+
+    import jax.numpy as jnp
+    import optax
+
+    from smoothgrad_jax.app import estimator
+    from smoothgrad_jax.core import adaptive
+    from smoothgrad_jax.core import transformation as transform
+    from smoothgrad_jax.data import batches as documents
+    from smoothgrad_jax.data import corpus, text
+    from smoothgrad_jax.models import inference, priors
+
+    names = {"jnp": jnp, "optax": optax}
+    for module in (adaptive, corpus, documents, estimator, inference, priors, text, transform):
+        result = doctest.testmod(module, extraglobs=names, optionflags=doctest.ELLIPSIS)
+        assert result.attempted > 0
+        assert result.failed == 0

@@ -1,0 +1,326 @@
+"""The driver: the same λ as the engines by hand, progress, limits, interruption, errors that name what is wrong."""
+
+import itertools
+import math
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import mixture
+import numpy as np
+import oracle
+import pytest
+
+from smoothgrad_jax import (
+    LDA,
+    Corpus,
+    NotFiniteError,
+    fit,
+    init,
+    init_topics,
+    local_step,
+    log_predictive,
+    pack,
+    phase_out,
+    robbins_monro,
+    run,
+    sample,
+    split_documents,
+)
+
+V, K, D, B = 80, 4, 120, 10
+KEY = jax.random.key(5)
+
+
+@pytest.fixture(name="X")
+def some_documents(rng):
+    return rng.poisson(rng.gamma(0.2, 1, (D, V)))
+
+
+@pytest.fixture
+def lam():
+    return init_topics(jax.random.key(0), V, K)
+
+
+def listed(X, rows):
+    return [(np.flatnonzero(X[d]), X[d][X[d] > 0]) for d in rows]
+
+
+@pytest.mark.parametrize("replace", [True, False])
+@pytest.mark.parametrize(
+    ("window", "lengths"),
+    [(1, None), (3, None), (math.inf, None), (phase_out(4, 3, 9), [4, 4, 4, 4, 3, 3, 2, 2, 1, 1, 1, 1])],
+    ids=["1", "3", "inf", "phase out"],
+)
+def test_fit_is_algorithm_1_on_the_sampled_documents(x64, X, lam, replace, window, lengths):
+    rho = robbins_monro(2, 0.6)
+    options = {"window": window, "rho": rho, "passes": 1, "batch_size": B, "key": KEY, "replace": replace, "tol": 1e-4}
+    training = fit(X, LDA(0.3, 0.2, D), np.asarray(lam, np.float64), **options).finish()
+    batches = [listed(X, sample(KEY, t, D, B, replace=replace)) for t in range(12)]
+    expected, queue = np.asarray(lam, np.float64), []
+    for t, batch in enumerate(batches):
+        stats, _ = oracle.local_step(0.3, expected, batch, D, tol=1e-4)
+        keep = lengths[t] if lengths else window
+        queue = [*queue, stats] if keep == math.inf else [*queue, stats][-keep:]
+        step = float(rho(t))
+        expected = (1 - step) * expected + step * (0.2 + np.mean(queue, axis=0))
+    np.testing.assert_allclose(training.params, expected, rtol=1e-7)
+
+
+def test_progress(X, lam):
+    reports = list(fit(X, LDA(0.3, 0.2, D), lam, steps=7, batch_size=B, key=KEY, every=3))
+    assert [p.step for p in reports] == [3, 6, 7]
+    assert [p.documents for p in reports] == [30, 60, 70]
+    assert reports[-1].passes == pytest.approx(70 / D)
+    assert reports[-1].remaining == 0
+    assert all(p.seconds > 0 and p.rate > 0 and p.score is None for p in reports)
+    # Before the second report nobody knows: the first has compiled.
+    assert reports[0].remaining is None
+
+
+def test_one_pass_is_the_default_and_seconds_are_a_limit(X, lam):
+    model = LDA(0.3, 0.2, D)
+    *_, last = fit(X, model, lam, batch_size=B, key=KEY)
+    assert last.documents == D
+    begun = time.perf_counter()
+    *_, last = fit(X, model, lam, batch_size=B, key=KEY, seconds=0.3)
+    assert last.seconds >= 0.3
+    assert time.perf_counter() - begun < 10
+    *_, last = fit(X, model, lam, batch_size=500, key=KEY, passes=2)  # more than there are: all of them, twice
+    assert last.step == 2
+
+
+def test_held_out_score(X, lam):
+    model = LDA(0.3, 0.2, 100)
+    train, unseen = X[:100], X[100:]
+    halves = split_documents(unseen, jax.random.key(9))
+    training = fit(train, model, lam, steps=6, batch_size=B, key=KEY, held_out=halves, score_every=4, every=100)
+    scores = [(p.step, p.score) for p in training]
+    assert [step for step, _ in scores] == [4, 6]
+    assert scores[-1][1] == pytest.approx(float(log_predictive(model, training.params, *halves)), rel=1e-6)
+    assert scores[0][1] != scores[1][1]
+    *_, last = fit(train, model, lam, steps=6, batch_size=B, key=KEY, held_out=unseen)
+    assert last.score < 0
+
+
+def test_batches_of_ones_own(X, lam):
+    model = LDA(0.3, 0.2, D)
+    rows = [sample(KEY, t, D, B) for t in range(12)]
+    corpus = Corpus.of(X)
+    layout = corpus.layout(B)
+    options = {"rho": robbins_monro(10, 0.7), "threads": 2}
+    by_corpus = fit(corpus, model, lam, key=KEY, batch_size=B, **options).finish()
+    by_list = fit([corpus.pack(r, layout) for r in rows], model, lam, **options).finish()
+    by_generator = fit((corpus.pack(r, layout) for r in rows), model, lam, passes=1, **options).finish()
+    np.testing.assert_array_equal(by_list.params, by_corpus.params)
+    np.testing.assert_array_equal(by_generator.params, by_corpus.params)
+    # Another layout is another arithmetic, and not another answer.
+    repacked = fit((pack(X, r) for r in rows), model, lam).finish()
+    np.testing.assert_allclose(repacked.params, by_corpus.params, rtol=1e-3)
+
+
+@pytest.mark.parametrize("window", [3, math.inf])
+def test_a_run_goes_on_from_its_state(X, lam, window):
+    model = LDA(0.3, 0.2, D)
+    options = {"window": window, "batch_size": B, "key": KEY, "threads": 2}
+    whole = fit(X, model, lam, steps=17, **options).finish()
+    part = fit(X, model, lam, steps=6, **options).finish()
+    rest = fit(X, model, part.state, steps=11, **options).finish()
+    np.testing.assert_array_equal(rest.params, whole.params)
+    with pytest.raises(ValueError, match="used up by a run that went on from it"):
+        fit(X, model, part.state, steps=11, **options)
+    with pytest.raises(ValueError, match="used up by a run that went on from it"):
+        np.asarray(part.params)
+
+
+def test_a_state_is_not_for_every_run(X, lam):
+    model = LDA(0.3, 0.2, D)
+    state = fit(X, model, lam, steps=2, batch_size=B, key=KEY, threads=2).finish().state
+    for change, message in (
+        ({"threads": 3}, "this state is for 2 threads and slots of float32"),
+        ({"dtype": jnp.uint8}, "this state is for 2 threads and slots of float32"),
+        ({"exponential": True}, "a run with a moving window"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fit(X, model, state, steps=2, batch_size=B, key=KEY, **change)
+    with pytest.raises(ValueError, match="eta must be one number or broadcast"):
+        fit(X, LDA(0.3, np.ones((V - 1, K)), D), state, steps=2, batch_size=B, key=KEY)
+
+
+@pytest.mark.parametrize("window", [lambda t: 3 if t < 2 else 1, ([3, 3] + [1] * 2_000).__getitem__])
+def test_no_end_and_plain_python_schedules(X, lam, window):
+    training = fit(X, LDA(0.3, 0.2, D), lam, passes=math.inf, every=2, batch_size=B, key=KEY, window=window)
+    assert next(training).remaining is None
+    assert next(training).step == 4
+    training.close()
+
+
+def test_parts_of_a_corpus_are_documents_too(X, lam):
+    corpus = Corpus.of(X)
+    options = {"batch_size": B, "key": KEY, "steps": 2}
+    *_, by_part = fit(corpus.part(0, 100), LDA(0.3, 0.2, 100), lam, held_out=corpus.part(100, D), **options)
+    *_, by_rows = fit(X[:100], LDA(0.3, 0.2, 100), lam, held_out=X[100:], **options)
+    assert by_part.score == by_rows.score
+
+
+def test_looking_does_not_change_the_run(X, lam):
+    model = LDA(0.3, 0.2, D)
+    options = {"steps": 9, "batch_size": B, "key": KEY, "every": 1}
+    quiet = fit(X, model, lam, **options).finish()
+    watched = fit(X, model, lam, **options)
+    for _ in watched:
+        assert watched.params.shape == (V, K)
+    np.testing.assert_array_equal(quiet.params, watched.params)
+
+
+def test_the_number_of_threads_does_not_change_the_answer(X, lam):
+    model = LDA(0.3, 0.2, D)
+    one, three = (
+        fit(X, model, lam, steps=20, batch_size=B, key=KEY, threads=n, tol=1e-5).finish().params for n in (1, 3)
+    )
+    np.testing.assert_allclose(one, three, rtol=2e-3)
+
+
+def test_a_model_of_ones_own(rng):
+    x = rng.poisson(np.where(rng.random((30, 50)) < 0.3, 2, 15)).astype(np.float32)
+    model = jax.tree_util.Partial(mixture.local_step, 1000.0)
+    for window in (1, 4):
+        options = {"prior": mixture.PRIOR, "window": window, "rho": robbins_monro(2, 0.7)}
+        training = fit(iter(x), model, mixture.start(2), every=10, **options)
+        reports = list(training)
+        state = init(mixture.start(2), window)
+        expected, _ = run(model, state, x, mixture.PRIOR, robbins_monro(2, 0.7), window)
+        for got, wanted in zip(jax.tree.leaves(training.params), jax.tree.leaves(expected.params), strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-5)
+        assert [p.step for p in reports] == [10, 20, 30]
+        assert math.isnan(reports[-1].passes)
+
+
+def test_the_exponential_window_goes_the_dense_way(X, lam):
+    model = LDA(0.3, 0.2, D)
+    batches = pack(X, np.stack([sample(KEY, t, D, B) for t in range(12)]))
+    state = init(lam, exponential=True)
+    expected, _ = run(jax.tree_util.Partial(local_step, model), state, batches, 0.2, robbins_monro(10, 0.7), 4)
+    options = {"window": 4, "exponential": True, "rho": robbins_monro(10, 0.7)}
+    training = fit(X, model, lam, batch_size=B, key=KEY, **options).finish()
+    np.testing.assert_allclose(training.params, expected.params, rtol=2e-3)
+
+
+def test_default_step_sizes_are_for_the_number_of_minibatches_in_a_pass(X, lam):
+    model = LDA(0.3, 0.2, D)
+    options = {"batch_size": B, "key": KEY, "steps": 3, "threads": 1}
+    plain = fit(X, model, lam, **options).finish().params
+    np.testing.assert_array_equal(plain, fit(X, model, lam, rho=robbins_monro(D / B, 0.7), **options).finish().params)
+
+
+INTERRUPTED = """
+import jax, numpy as np
+from smoothgrad_jax import LDA, fit, init_topics
+X = np.random.default_rng(0).poisson(0.3, (200, 80))
+lam, model = init_topics(jax.random.key(0), 80, 4), LDA(0.3, 0.2, 200)
+options = {"batch_size": 10, "key": jax.random.key(5), "threads": 2}
+training = fit(X, model, lam, steps=10**6, every=10**6, **options)
+print("ready", flush=True)
+try:
+    next(training)
+except KeyboardInterrupt:
+    done = training.state.step
+assert 0 < done < 10**6
+np.testing.assert_array_equal(training.params, fit(X, model, lam, steps=done, **options).finish().params)
+more = fit(X, model, training.state, steps=3, **options).finish()
+np.testing.assert_array_equal(more.params, fit(X, model, lam, steps=done + 3, **options).finish().params)
+training.close()
+print("whole", flush=True)
+"""
+
+
+def test_an_interrupt_leaves_a_whole_state():
+    """Ctrl-C at any moment: the step is finished, the topics are there, and the run can go on."""
+    root = Path(__file__).parents[2]
+    with subprocess.Popen([sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, text=True, cwd=root) as child:
+        try:
+            assert child.stdout.readline() == "ready\n"
+            time.sleep(5)
+            child.send_signal(signal.SIGINT)
+            out, _ = child.communicate(timeout=90)
+        finally:
+            child.kill()
+    assert out == "whole\n"
+
+
+@pytest.mark.parametrize("every", [1, 100])
+@pytest.mark.parametrize("window", [2, lambda t: jnp.maximum(4 - jnp.maximum(t - 2, 0), 1)], ids=["fixed", "shrinking"])
+@pytest.mark.parametrize("then", ["more", "empty"])
+def test_statistics_that_are_not_finite_stop_the_run_and_keep_the_topics(X, lam, every, window, then):
+    """Also where steps that were handed out before it was known have slots that leave, or nothing in them at all."""
+    good = [pack(X, sample(KEY, t, D, B)) for t in range(3)]
+    bad = good[0]._replace(counts=np.where(good[0].counts > 0, np.inf, 0).astype(np.float32))
+    empty = good[0]._replace(counts=np.zeros_like(good[0].counts), offsets=np.zeros_like(good[0].offsets))
+    after = good if then == "more" else [empty] * 3
+    options = {"window": window, "rho": 0.3, "threads": 1}
+    training = fit([*good, bad, *after], LDA(0.3, 0.2, D), lam, every=every, **options)
+    with pytest.raises(NotFiniteError, match="step 3: the statistics are not finite"):
+        training.finish()
+    expected = fit(good, LDA(0.3, 0.2, D), lam, **options).finish().params
+    np.testing.assert_allclose(training.params, expected, rtol=1e-6)
+    assert list(training) == []
+
+
+def test_a_bad_document_is_named_and_the_topics_stay(X, lam):
+    X = X.astype(float)
+    X[17, 3] = -1
+    training = fit(X, LDA(0.3, 0.2, D), lam, batch_size=B, key=KEY)
+    with pytest.raises(ValueError, match="document 17: the count of word 3 is -1"):
+        training.finish()
+    assert np.isfinite(training.params).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"key": None}, "give a key"),
+        ({"window": 0}, "must be a number from 1 on"),
+        ({"window": 2.5}, "a whole number of minibatches, got 2.5"),
+        ({"window": lambda t: 3.0 + 0.1 * t}, "a whole number of minibatches"),
+        ({"window": lambda t: jnp.where(t < 5, 3.0, jnp.inf)}, "∞ from the first step to the last"),
+        ({"window": [1, 2]}, "window must be a number or a schedule"),
+        ({"rho": 1.5}, r"in \[0, 1\]"),
+        ({"rho": lambda t: t * 1.0}, r"in \[0, 1\]"),
+        ({"passes": 0}, "passes must be positive, got 0"),
+        ({"steps": -1}, "steps must be positive"),
+        ({"batch_size": 0}, "batch_size must be a whole number"),
+        ({"threads": 0}, "threads must be a whole number"),
+        ({"every": 0.5}, "every must be a whole number"),
+        ({"warmup": "cold"}, 'warmup must be "mean" or "zeros"'),
+        ({"params": jnp.ones((V - 1, K))}, "the documents have 80 words, but lam has 79 rows"),
+        ({"params": jnp.ones((V, K)).at[0, 0].set(-1)}, "λ must be positive and finite"),
+        ({"params": jnp.ones((V, K)).at[0, 0].set(jnp.nan)}, "λ must be positive and finite"),
+        ({"model": LDA(-1.0, 0.2, D)}, "alpha must be positive"),
+        ({"model": 3}, "expected an LDA or a function"),
+        ({"model": lambda params, batch: None}, "needs its prior"),
+        ({"prior": 0.1}, "the prior of LDA is model.eta"),
+        ({"held_out": np.ones((2, V + 1))}, "held-out documents have 81 words, but λ has 80 rows"),
+        ({"held_out": (np.ones((2, V)), np.ones((3, V)))}, "2 documents are observed, but 3 are held out"),
+        ({"dtype": jnp.float16}, "dtype must be one of float32, float64, bfloat16, uint8"),
+        ({"data": pack(np.eye(3, V))}, "expected many batches, got one"),
+    ],
+)
+def test_bad_arguments_are_named_before_anything_runs(X, lam, change, message):
+    arguments = {"data": X, "model": LDA(0.3, 0.2, D), "params": lam, "key": KEY, "batch_size": B} | change
+    with pytest.raises(ValueError, match=message):
+        fit(arguments.pop("data"), arguments.pop("model"), arguments.pop("params"), **arguments)
+
+
+def test_passes_over_batches_need_the_number_of_documents():
+    with pytest.raises(ValueError, match="give steps"):
+        fit(iter([]), mixture.local_step, mixture.start(2), prior=1.0, passes=1)
+
+
+def test_no_batches_at_all(lam):
+    training = fit(itertools.chain(), LDA(0.3, 0.2, D), lam)
+    assert list(training) == []
+    np.testing.assert_allclose(training.params, lam)
