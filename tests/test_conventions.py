@@ -25,7 +25,7 @@ LAYERS = {
 }
 # Packages that a layer may import beside the standard library.
 PACKAGES = {
-    "core": {"jax", "numpy", "optax"},
+    "core": {"jax", "numpy", "optax", "chex"},
     "data": {"jax", "numpy", "scipy", "sklearn", "joblib"},
     "models": {"jax", "numpy", "scipy"},
     "training": {"jax", "numpy"},

@@ -1,0 +1,103 @@
+"""The model protocol: everything that training, checkpoints, sweeps and diagnostics know about a model.
+
+A function ``(params, batch) -> (statistics, info)`` and a prior are enough for research code; :class:`FunctionModel`
+wraps them. A model class adds what it can do beyond that. Each further part of the protocol is optional. A caller that
+needs a missing part says so in an error that names the method.
+
+| part                     | needed for                                                                  |
+|--------------------------|-----------------------------------------------------------------------------|
+| ``prior``                | every global step                                                           |
+| ``local_step``           | every engine                                                                |
+| ``num_docs``             | limits in passes where the caller supplies the batches                      |
+| ``check``                | early errors: parameters and data that do not belong to the model           |
+| ``split_held_out``,      | held-out scores during training                                             |
+| ``held_out_score``       |                                                                             |
+| ``row_kernel``           | the row-sparse engine; without it the model runs on the dense engine        |
+
+A model is a pytree whose leaves are its hyperparameters, so that compiled programs take them as inputs. A model with
+other hyperparameters of the same shapes compiles nothing again.
+"""
+
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+
+from smoothgrad_jax.core.types import LocalStep, PRNGKey, PyTree
+
+
+@runtime_checkable
+class Model(Protocol):
+    """A conjugate-exponential model with its hyperparameters."""
+
+    @property
+    def prior(self) -> PyTree:
+        """η: natural parameters of the prior, a pytree prefix of the parameters."""
+
+    def local_step(self, params: PyTree, batch: PyTree, key: PRNGKey | None = None) -> tuple[PyTree, PyTree]:
+        """Fit the local variables of a minibatch with the global parameters held fixed.
+
+        Args:
+          params: λ.
+          batch: One minibatch.
+          key: A random key for models that sample; a function of (seed, step). Other models ignore it.
+
+        Returns:
+          ``(statistics, info)``: expected sufficient statistics scaled to the whole data, with the structure of
+          ``params``; and anything a reader may want to see.
+        """
+
+
+@jax.tree_util.register_pytree_node_class
+class FunctionModel:
+    """A model that is a function and a prior.
+
+    Args:
+      function: ``(params, batch) -> (statistics, info)``; a ``jax.tree_util.Partial`` keeps its arguments as inputs of
+        the compiled program.
+      prior: η, a pytree prefix of the parameters.
+    """
+
+    def __init__(self, function: LocalStep, prior: PyTree) -> None:
+        is_partial = isinstance(function, jax.tree_util.Partial)
+        self.function = function if is_partial else jax.tree_util.Partial(function)
+        self.prior = prior
+
+    def local_step(self, params: PyTree, batch: PyTree, key: PRNGKey | None = None) -> tuple[PyTree, PyTree]:
+        """Call the function."""
+        del key
+        return self.function(params, batch)
+
+    def tree_flatten(self) -> tuple[tuple[PyTree, PyTree], None]:
+        return (self.function, self.prior), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: tuple[PyTree, PyTree]) -> "FunctionModel":
+        model = object.__new__(cls)
+        model.function, model.prior = children
+        return model
+
+
+class HeldOut(NamedTuple):
+    """Held-out data in the form a model scores; made by ``Model.split_held_out``."""
+
+    observed: Any
+    held_out: Any
+
+
+def as_model(model: Model | LocalStep, prior: PyTree | None = None) -> Model:
+    """Return a model, from a model or from a function and its prior.
+
+    Raises:
+      ValueError: A function without a prior, a model with one, or neither.
+    """
+    if isinstance(model, Model):
+        if prior is not None:
+            raise ValueError(f"{type(model).__name__} carries its prior; leave prior out")
+        return model
+    if not callable(model):
+        raise ValueError(
+            f"expected a model or a function (params, batch) -> (statistics, info), got {type(model).__name__}"
+        )
+    if prior is None:
+        raise ValueError("a model that is a function needs its prior: give prior=")
+    return FunctionModel(model, prior)
