@@ -17,6 +17,7 @@ _NAMES = {
     "core.transformation": ("natural_gradient", "smoothed_svi", "window_mean"),
     "data.batches": ("Batch", "pack"),
     "data.corpus": ("Corpus", "prefetch", "sample"),
+    "data.durable_files": ("LoadError", "SaveError"),
     "data.readers": ("Source", "open_source", "recognise"),
     "data.unpacking": ("CorpusError",),
     "models.lda": (
@@ -24,7 +25,7 @@ _NAMES = {
         "topics",
     ),
     "training.driver": ("NotFiniteError", "Progress", "Training", "fit"),
-    "app.saved": ("Checkpoint", "Checkpoints", "LoadError", "SaveError", "SavedModel", "load_model", "save_model"),
+    "app.saved": ("Checkpoint", "Checkpoints", "SavedModel", "load_model", "save_model"),
 }
 _MODULES = {  # modules that are used by their own name
     "adaptive": "core.adaptive",

@@ -5,9 +5,7 @@ from smoothgrad_jax.app.report import typical_documents as typical_documents
 from smoothgrad_jax.app.report import write_report as write_report
 from smoothgrad_jax.app.saved import Checkpoint as Checkpoint
 from smoothgrad_jax.app.saved import Checkpoints as Checkpoints
-from smoothgrad_jax.app.saved import LoadError as LoadError
 from smoothgrad_jax.app.saved import SavedModel as SavedModel
-from smoothgrad_jax.app.saved import SaveError as SaveError
 from smoothgrad_jax.app.saved import load_model as load_model
 from smoothgrad_jax.app.saved import save_model as save_model
 from smoothgrad_jax.core import adaptive as adaptive
@@ -34,6 +32,8 @@ from smoothgrad_jax.data.batches import pack as pack
 from smoothgrad_jax.data.corpus import Corpus as Corpus
 from smoothgrad_jax.data.corpus import prefetch as prefetch
 from smoothgrad_jax.data.corpus import sample as sample
+from smoothgrad_jax.data.durable_files import LoadError as LoadError
+from smoothgrad_jax.data.durable_files import SaveError as SaveError
 from smoothgrad_jax.data.readers import Source as Source
 from smoothgrad_jax.data.readers import open_source as open_source
 from smoothgrad_jax.data.readers import recognise as recognise

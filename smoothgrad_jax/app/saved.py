@@ -43,6 +43,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from smoothgrad_jax.data.durable_files import LoadError, SaveError
+
 _MODEL, _CHECKPOINT = "smoothgrad model", "smoothgrad checkpoint"
 _VERSIONS = {_MODEL: 1, _CHECKPOINT: 2}  # checkpoints of version 1 kept the stamps of rows apart from the rows
 _ARRAYS = ("lam", "alpha", "eta", "prevalence", "word_counts")
@@ -50,14 +52,6 @@ _WORDS = "vocabulary.txt"
 _FILES = (*(f"{name}.npy" for name in _ARRAYS), _WORDS)
 _NAME = re.compile(r"(\d{6,})-step-(\d+)")
 _CHUNK = 1 << 22
-
-
-class SaveError(OSError):
-    """Something could not be written, and what was there before is still there."""
-
-
-class LoadError(ValueError):
-    """What is on disk is not whole, not ours, of a newer version, or of another run."""
 
 
 class _VersionError(LoadError):
