@@ -359,7 +359,7 @@ def loading(path: str | os.PathLike) -> Iterator[None]:
         yield
     except LoadError:
         raise
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         raise LoadError(f"{path}: damaged, or not written by this package: {error}") from error
 
 
