@@ -1,0 +1,373 @@
+"""The settings of a run: each option with its default, its help text and its check, in one place.
+
+:func:`smoothgrad_jax.fit`, the estimator and the command read their defaults from :class:`Settings`. This module
+imports only the standard library, so that ``smoothgrad --help`` does not wait for jax.
+
+    settings = Settings(topics=20, window="adaptive:64").resolve(num_docs=10_000)
+    settings.batch_size                            # 256: chosen from the number of documents
+    Settings.from_json(settings.as_json())         # the same settings
+
+| letter | setting                | meaning                                                          |
+|--------|------------------------|------------------------------------------------------------------|
+| K      | ``topics``             | number of topics                                                 |
+| L      | ``window``             | minibatches over which the statistics are averaged               |
+| B      | ``batch_size``         | documents per minibatch                                          |
+| ρ      | ``rho``                | step size; by default ρ_t = (τ + t)^−κ                           |
+| τ, κ   | ``tau``, ``kappa``     | offset and decay of the step size                                |
+| α, η   | ``alpha``, ``eta``     | Dirichlet priors of topics per document and of words per topic   |
+
+A window has a text form, which JSON and the command line can hold:
+
+| text                                | object                                       |
+|-------------------------------------|----------------------------------------------|
+| ``10``, ``inf``                     | a number, ∞                                  |
+| ``adaptive``, ``adaptive:64``       | ``Adaptive()``, ``Adaptive(longest=64)``     |
+| ``exponential:10``                  | ``Exponential(10)``                          |
+| ``phase-out:100:500:1000``          | ``phase_out(100, 500, 1000)``                |
+"""
+
+import math
+import numbers
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, TypeAlias
+
+from smoothgrad_jax.core.errors import OptionError
+
+_DEFAULT_PASSES, _ENOUGH_DOCUMENTS = 10, 1_000_000  # fewer passes where one pass has many documents
+_HELD_OUT_FRACTION, _MOST_HELD_OUT = 0.05, 1_000
+_LONGEST_LIST = 1_000  # numbers of an array that JSON holds; of a larger one it holds a checksum
+WARMUPS = ("mean", "zeros")
+SLOTS = ("float32", "bfloat16", "uint8")
+
+Window: TypeAlias = Any  # a number, a text form, a schedule of the step number, or a window object
+StepSize: TypeAlias = float | Callable[[Any], Any]  # a number, or a schedule of the step number
+Prior: TypeAlias = Any  # a number, an array, or "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Every option of a run; the tables of the module explain the letters and the text forms of ``window``.
+
+    ``OPTIONS`` describes each option for the user. None means that :meth:`resolve` chooses the value from the number of
+    documents, or that there is no such limit.
+
+    Raises:
+      OptionError: An option has an invalid value, or has no effect beside another one.
+    """
+
+    topics: int = 50
+    window: Window = 10
+    warmup: str = "mean"
+    slots: str | None = None
+    batch_size: int | None = None
+    tau: float | None = None
+    kappa: float = 0.7
+    rho: StepSize | None = None
+    alpha: Prior = 0.1
+    eta: Prior = 0.1
+    passes: int | None = None
+    seconds: float | None = None
+    held_out: int | None = None
+    score_every: int | None = None
+    early_stopping: bool = False
+    patience: int = 2
+    min_improvement: float = 1e-3
+    local_tol: float = 1e-3
+    local_max_iter: int = 100
+    replace: bool = False
+    seed: int = 0
+    threads: int | None = None
+    checkpoint_every: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name in OPTIONS:
+            check_option(name, getattr(self, name))
+        self._check_effects()
+
+    def _check_effects(self) -> None:
+        """Refuse options that would have no effect beside another one."""
+        if self.rho is not None:
+            for name in ("tau", "kappa"):
+                if getattr(self, name) != DEFAULT_VALUES[name]:
+                    raise OptionError(name, "has no effect with a constant step size; leave one of the two out")
+        if not self.early_stopping:
+            for name in ("patience", "min_improvement"):
+                if getattr(self, name) != DEFAULT_VALUES[name]:
+                    raise OptionError(name, "has no effect without early stopping")
+        if self.held_out == 0:
+            if self.early_stopping:
+                raise OptionError("held_out", "must be at least 1 for early stopping, got 0")
+            if self.score_every is not None:
+                raise OptionError("score_every", "has no effect without held-out documents")
+        if isinstance(self.window, str):
+            if self.window.startswith("adaptive") and self.warmup != "mean":
+                raise OptionError("warmup", f'must be "mean" with an adaptive window, got {self.warmup!r}')
+            if self.window.startswith("exponential") and self.slots is not None:
+                raise OptionError("slots", "has no effect with an exponential window, which stores one mean")
+
+    def resolve(self, num_docs: int) -> "Settings":
+        """Return the settings with every value that follows from the number of documents filled in.
+
+        Raises:
+          OptionError: No document would be left to train on.
+        """
+        held_out = min(_MOST_HELD_OUT, int(_HELD_OUT_FRACTION * num_docs)) if self.held_out is None else self.held_out
+        if self.early_stopping and self.held_out is None:
+            held_out = max(held_out, 1)
+        if held_out >= num_docs:
+            raise OptionError(
+                "held_out", f"must leave documents to train on: {held_out:,} of {num_docs:,} are held out"
+            )
+        num_trained = num_docs - held_out
+        batch_size = default_batch_size(num_trained) if self.batch_size is None else self.batch_size
+        tau = default_tau(num_trained / batch_size) if self.tau is None and self.rho is None else self.tau
+        passes = min(_DEFAULT_PASSES, max(1, math.ceil(_ENOUGH_DOCUMENTS / num_docs)))
+        return replace(
+            self,
+            held_out=held_out,
+            batch_size=batch_size,
+            tau=tau,
+            passes=passes if self.passes is None else self.passes,
+        )
+
+    @property
+    def learns_priors(self) -> bool:
+        """Whether α or η is learned during the run."""
+        return any(isinstance(prior, str) for prior in (self.alpha, self.eta))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the settings that have a value, as JSON can hold them."""
+        pairs = ((name, _plain(getattr(self, name))) for name in OPTIONS)
+        return {name: value for name, value in pairs if value is not None}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], **changed: Any) -> "Settings":
+        """Return settings from what :meth:`as_json` returned; other names in ``values`` are ignored.
+
+        Args:
+          values: Settings by name.
+          **changed: Settings with another value.
+        """
+        known = {name: value for name, value in values.items() if name in OPTIONS}
+        return cls(**known | changed)
+
+
+class Option(NamedTuple):
+    """A setting as the user meets it.
+
+    Attributes:
+      help: One line; what stands for a default of None is said here.
+      parse: Convert a text of the command line to a value; raises ValueError where that is impossible.
+      accepts: Whether a value is valid; None is valid where it is the default.
+      expected: Valid values in words, after "must be".
+      metavar: Placeholder of the value in the help text; None for a switch.
+      may_change: Whether a resumed run may have another value.
+    """
+
+    help: str
+    parse: Callable[[str], Any]
+    accepts: Callable[[Any], bool]
+    expected: str
+    metavar: str | None
+    may_change: bool = False
+
+
+def check_option(name: str, value: Any) -> None:
+    """Raise an :class:`OptionError` unless the value of the setting is valid."""
+    option = OPTIONS[name]
+    if not ((value is None and DEFAULT_VALUES[name] is None) or option.accepts(value)):
+        raise OptionError(name, f"must be {option.expected}, got {value!r}")
+
+
+def parse_option(name: str, text: str) -> Any:
+    """Return the value of a setting from the text of the command line.
+
+    Raises:
+      OptionError: The text stands for no valid value.
+    """
+    try:
+        value = OPTIONS[name].parse(text)
+    except ValueError:
+        value = text  # the check says what was expected
+    check_option(name, value)
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _integer(help_text: str, metavar: str, least: int = 1, may_change: bool = False) -> Option:
+    def accepts(value: Any) -> bool:
+        return isinstance(value, numbers.Integral) and _is_number(value) and int(value) >= least
+
+    return Option(help_text, int, accepts, f"an integer of at least {least}", metavar, may_change)
+
+
+def _positive(help_text: str, metavar: str, may_change: bool = False) -> Option:
+    def accepts(value: Any) -> bool:
+        return _is_number(value) and value > 0
+
+    return Option(help_text, float, accepts, "a positive number", metavar, may_change)
+
+
+def _not_negative(help_text: str, metavar: str, may_change: bool = False) -> Option:
+    def accepts(value: Any) -> bool:
+        return _is_number(value) and value >= 0
+
+    return Option(help_text, float, accepts, "a number of at least 0", metavar, may_change)
+
+
+def _choice(help_text: str, choices: tuple[str, ...]) -> Option:
+    return Option(help_text, str, lambda value: value in choices, f"one of {', '.join(choices)}", "|".join(choices))
+
+
+def _switch(help_text: str) -> Option:
+    return Option(help_text, bool, lambda value: value in (True, False), "true or false", None)
+
+
+def _prior(help_text: str) -> Option:
+    def parse(text: str) -> float | str:
+        return text if text == "auto" else float(text)
+
+    def accepts(value: Any) -> bool:
+        if isinstance(value, str):
+            return value == "auto"
+        # The model checks arrays, whose shapes depend on K and V.
+        return value > 0 if _is_number(value) else hasattr(value, "__len__")
+
+    return Option(help_text, parse, accepts, 'a positive number, an array or "auto"', "A|auto")
+
+
+def _accepts_rho(value: Any) -> bool:
+    return callable(value) or (_is_number(value) and 0 < value <= 1)
+
+
+def _accepts_seed(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and 0 <= int(value) < 2**31
+
+
+def _parse_window(text: str) -> float | str:
+    if text in ("inf", "∞"):
+        return math.inf
+    return int(text) if text.isdecimal() else text
+
+
+def _accepts_window(value: Any) -> bool:
+    if isinstance(value, str):
+        return value == "inf" or _window_arguments(value) is not None
+    if isinstance(value, int | float):
+        return value == math.inf or (_is_number(value) and value >= 1 and value == int(value))
+    return value is not None  # an object, which `fit` checks
+
+
+_WINDOWS = "an integer of at least 1, inf, adaptive[:LONGEST], exponential:L or phase-out:L:FIRST:LAST"
+
+OPTIONS: dict[str, Option] = {
+    "topics": _integer("number of topics", "K"),
+    "window": Option(
+        f"minibatches over which the statistics are averaged: {_WINDOWS}",
+        *(_parse_window, _accepts_window, f"{_WINDOWS} (LONGEST: a power of two; FIRST, LAST: steps)", "L"),
+    ),
+    "warmup": _choice("while the window fills, divide by the minibatches in it (mean) or by L (zeros)", WARMUPS),
+    "slots": _choice("precision of the window; a lower one saves memory where L is large (float32)", SLOTS),
+    "batch_size": _integer("documents per minibatch (1/32 of the documents, from 32 to 256)", "B"),
+    "tau": _positive("offset of the step sizes (τ + t)^−κ (minibatches per pass, at most 64)", "TAU"),
+    "kappa": _positive("decay of the step sizes; in (0.5, 1] the run converges", "KAPPA"),
+    "rho": Option(
+        "constant step size instead of (τ + t)^−κ", float, _accepts_rho, "a number above 0 and at most 1", "RHO"
+    ),
+    "alpha": _prior("prior of the topics in a document; auto learns one number per topic"),
+    "eta": _prior("prior of the words in a topic; auto learns one number"),
+    "passes": _integer("passes over the documents (10; fewer for more than 100,000 documents)", "N", may_change=True),
+    "seconds": _positive("stop after so many seconds of training (no limit)", "S", may_change=True),
+    "held_out": _integer("documents to hold out and to score (5% of the documents, at most 1,000)", "N", least=0),
+    "score_every": _integer("steps between scores (20 scores per run; one per pass with early stopping)", "N"),
+    "early_stopping": _switch("stop when the held-out score no longer improves"),
+    "patience": _integer("scores without improvement that stop the run", "N"),
+    "min_improvement": _not_negative("rise of the score that counts as an improvement, in nats per word", "X"),
+    "local_tol": _positive("a document has converged when its γ changes by less on average", "X"),
+    "local_max_iter": _integer("largest number of updates per document", "N"),
+    "replace": _switch("draw documents with replacement instead of in shuffled passes"),
+    "seed": Option("random seed", int, _accepts_seed, "an integer from 0 to 2³¹ − 1", "N"),
+    "threads": _integer("threads (one per core, at most 8; fewer for small minibatches)", "N", may_change=True),
+    "checkpoint_every": _not_negative("seconds between checkpoints; 0: only on Ctrl-C", "S", may_change=True),
+}
+DEFAULT_VALUES: dict[str, Any] = {each.name: each.default for each in fields(Settings)}
+DEFAULTS = Settings()  # chosen by held-out score: experiments/defaults.py
+
+
+def default_batch_size(num_docs: int) -> int:
+    """Return B for a corpus of ``num_docs`` documents: D/32, between 32 and 256; see ``experiments/defaults.py``."""
+    return min(max(int(num_docs) // 32, 32), 256)
+
+
+def default_tau(steps_per_pass: float) -> float:
+    """Return τ of the step sizes: the number of minibatches per pass, between 1 and 64.
+
+    Where a minibatch is a large part of the data, its statistics have little noise, and a few passes are few steps;
+    these have to be large. With B = D the first step is that of batch variational Bayes.
+    """
+    return min(max(float(steps_per_pass), 1.0), 64.0)
+
+
+def window_object(window: Any) -> Any:
+    """Return what :func:`smoothgrad_jax.fit` takes as ``window``, from a value of :attr:`Settings.window`.
+
+    Args:
+      window: A number, a text such as ``"adaptive:64"``, or an object, which is returned as it is.
+    """
+    if not isinstance(window, str):
+        return window
+    if window == "inf":
+        return math.inf
+    arguments = _window_arguments(window)
+    if arguments is None:
+        raise OptionError("window", f"has an unknown form: {window!r}")
+    if window.startswith("adaptive"):
+        from smoothgrad_jax.core.adaptive import Adaptive
+
+        return Adaptive(*arguments)
+    if window.startswith("exponential"):
+        from smoothgrad_jax.core.window import Exponential
+
+        return Exponential(*arguments)
+    from smoothgrad_jax.core.schedules import phase_out
+
+    return phase_out(*arguments)
+
+
+def _window_arguments(text: str) -> list[int] | None:
+    """Return the numbers in the text form of a window; None if it has no such form."""
+    name, *parts = text.split(":")
+    if not all(part.isdecimal() for part in parts):
+        return None
+    values = [int(part) for part in parts]
+    valid = {
+        "adaptive": len(values) < 2 and all(value > 0 and value & (value - 1) == 0 for value in values),
+        "exponential": len(values) == 1 and values[0] >= 1,
+        "phase-out": len(values) == 3 and values[0] >= 1 and values[1] < values[2],
+    }
+    return values if valid.get(name) else None
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a setting as JSON can hold it."""
+    if value is None or isinstance(value, bool | str | int):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value) if math.isfinite(value) else "inf"
+    if hasattr(value, "longest"):  # Adaptive
+        return f"adaptive:{value.longest}"
+    if hasattr(value, "__len__"):
+        import numpy as np
+
+        array = np.asarray(value)
+        if array.size <= _LONGEST_LIST:
+            return array.tolist()
+        return f"{array.dtype} {list(array.shape)}, checksum {zlib.crc32(np.ascontiguousarray(array)):08x}"
+    return getattr(value, "__qualname__", None) or repr(value)
