@@ -99,7 +99,7 @@ def problem(data, config, seed):
 @partial(jax.jit, static_argnames="capacity")
 def begin_plain(lam, lengths, capacity):
     """States of several runs whose bias is not measured."""
-    return jax.vmap(lambda _: init(lam, capacity), out_axes=svi.runs())(lengths)
+    return jax.vmap(lambda _: init(lam, capacity), out_axes=svi.vmap_axes())(lengths)
 
 
 def negatives(state, _):
@@ -115,7 +115,7 @@ def advance_plain(states, lengths, rhos, batches, model, update):
         step = Partial(without_info, model)
         return run(step, state, batches, model.eta, rho, length, record=negatives, update=update)
 
-    return jax.vmap(one, in_axes=(svi.runs(), 0, 0), out_axes=(svi.runs(), 0))(states, lengths, rhos)
+    return jax.vmap(one, in_axes=(svi.vmap_axes(), 0, 0), out_axes=(svi.vmap_axes(), 0))(states, lengths, rhos)
 
 
 def compare(data, config: Config, method: str, seed: int) -> list[dict[str, Any]]:

@@ -77,7 +77,7 @@ def global_steps(rounds):
     def in_scan(length):
         return repeat(lambda state: scan(state, length), init(jnp.ones((V, K)), length))
 
-    lengths, axes = [1, 3, 10, 30], svi.runs()
+    lengths, axes = [1, 3, 10, 30], svi.vmap_axes()
     together = jax.jit(
         jax.vmap(
             lambda state, s, length: global_step(state, s, 0.5, 0.01, length), in_axes=(axes, 0, 0), out_axes=axes

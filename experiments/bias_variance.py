@@ -83,14 +83,14 @@ def errors_and_negatives(state, error):
 @partial(jax.jit, static_argnames=("capacity", "update"))
 def begin(lam: jax.Array, lengths: jax.Array, capacity: int, update: Callable = global_step) -> Any:
     """States of several runs, that of every length."""
-    each = jax.vmap(lambda _: diagnostics.measured(init(lam, capacity), update), out_axes=diagnostics.runs(update))
+    each = jax.vmap(lambda _: diagnostics.measured(init(lam, capacity), update), out_axes=diagnostics.vmap_axes(update))
     return each(lengths)
 
 
 @partial(jax.jit, static_argnames=("warmup", "update"), donate_argnames="states")
 def advance(states, lengths, rhos, batches, model, data, warmup, update=global_step):
     """Some steps of all runs: the states, and [R, T] of errors and of numbers of entries that are not positive."""
-    axes = diagnostics.runs(update)
+    axes = diagnostics.vmap_axes(update)
 
     def one(state, length, rho):
         options = {"warmup": warmup, "update": update, "record": errors_and_negatives}

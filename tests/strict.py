@@ -27,7 +27,7 @@ sg.dirichlet.kl_divergence(lam, 0.1)
 sg.dirichlet.exp_expected_log(lam)
 sg.dirichlet.exp_digamma(lam)
 for warmup in ("mean", "zeros"):
-    for state in (sg.init(lam, 3), sg.init(lam, 0), sg.init(lam, exponential=True)):
+    for state in (sg.init(lam, 3), sg.init(lam, 0), sg.init(lam, sg.Exponential())):
         sg.global_step(state, stats, 0.1, 0.1, math.inf, warmup=warmup)
         sg.averaged_step(state, stats, 0.1, 0.1, math.inf, warmup=warmup)
 sg.run(step, sg.init(lam, 3), batches, 0.1, sg.robbins_monro(2, 0.7), 2)

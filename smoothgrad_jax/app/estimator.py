@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 from smoothgrad_jax.app import progress, saved
-from smoothgrad_jax.core import svi
+from smoothgrad_jax.core import schedules
 from smoothgrad_jax.data.batches import Layout
 from smoothgrad_jax.data.corpus import Corpus, default_batch_size
 from smoothgrad_jax.models import inference, lda, priors
@@ -415,7 +415,9 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         if self.learning_rate is not None:
             return self.learning_rate
         offset = self.learning_offset
-        return svi.robbins_monro(svi.default_offset(a_pass) if offset is None else offset, self.learning_decay)
+        return schedules.robbins_monro(
+            schedules.default_delay(a_pass) if offset is None else offset, self.learning_decay
+        )
 
     def _first_topics(self, key, X, num_docs=None):
         if self.init is None:

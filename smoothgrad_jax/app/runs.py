@@ -34,7 +34,7 @@ import numpy as np
 
 from smoothgrad_jax.app import saved
 from smoothgrad_jax.app.saved import SavedModel
-from smoothgrad_jax.core import svi
+from smoothgrad_jax.core import schedules
 from smoothgrad_jax.data.corpus import default_batch_size
 from smoothgrad_jax.models import lda
 from smoothgrad_jax.models.lda import LDA
@@ -73,7 +73,7 @@ def settings(num_docs: int, given: Mapping[str, Any]) -> dict[str, Any]:
     chosen |= {name: value for name, value in given.items() if value is not None}
     left = num_docs - chosen["held_out"]
     chosen.setdefault("batch_size", default_batch_size(left))
-    chosen.setdefault("tau", svi.default_offset(left / chosen["batch_size"]))
+    chosen.setdefault("tau", schedules.default_delay(left / chosen["batch_size"]))
     if not 0 <= chosen["held_out"] < num_docs:
         raise ValueError(f"{chosen['held_out']:,} documents are to be held out, and there are {num_docs:,}")
     if chosen["window"] == math.inf:
@@ -128,7 +128,7 @@ class Run:
             LDA(settings["alpha"], settings["eta"], self._num_docs),
             last.state if last else self._first_topics(key, rows),
             window=float(settings["window"]),
-            rho=svi.robbins_monro(settings["tau"], settings["kappa"]),
+            rho=schedules.robbins_monro(settings["tau"], settings["kappa"]),
             steps=max(self.steps - first, 1),
             batch_size=settings["batch_size"],
             key=key,

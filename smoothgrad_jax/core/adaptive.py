@@ -64,7 +64,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from smoothgrad_jax.core.fused_loops import ALONE
+from smoothgrad_jax.core._xla import ALONE
 
 _BUCKETS = 64  # squared distances are kept within √(2/64) along one direction of a column, and there are K columns
 _START, _PATIENCE = 8, 128  # the window before anything is known, and the steps until then

@@ -1,12 +1,12 @@
-"""How far the smoothed gradient is from the true one, along a run.
+"""Bias and variance of the smoothed gradient, along a run.
 
 With the full statistics S_i = S(λ_i) of the whole data beside the noisy Ŝ_i, and ᴸ for the mean over the last L steps:
 
     g_i  = (η − λ_i) + S_i         the true natural gradient
     ĝᴸ_i = (η − λ_i) + Ŝᴸ_i        the smoothed one, which the run follows
-    gᴸ_i = (η − λ_i) + Sᴸ_i        what it would be without noise
+    gᴸ_i = (η − λ_i) + Sᴸ_i        the smoothed one without noise
 
-    SB_i  = ‖gᴸ_i − g_i‖²   squared bias: S has moved on since the old statistics were computed
+    SB_i  = ‖gᴸ_i − g_i‖²   squared bias: S has changed since the old statistics were computed
     VAR_i = ‖ĝᴸ_i − gᴸ_i‖²  variance: falls as 1/L
     SE_i  = ‖ĝᴸ_i − g_i‖²   squared error, about SB + VAR
 
@@ -19,10 +19,10 @@ cancel, and the bias has a second term:
 
 | letter | name              | meaning                                                    |
 |--------|-------------------|------------------------------------------------------------|
-| λ, η   | ``params, prior`` | as in :mod:`smoothgrad_jax.core.svi`                            |
+| λ, η   | ``params, prior`` | as in :mod:`smoothgrad_jax.core.svi`                       |
 | Ŝ, Ŝᴸ  | ``stats, noisy``  | statistics of a minibatch, and their mean over L steps     |
 | S, Sᴸ  | ``full``          | statistics of the whole data, and their mean               |
-| L      | ``length``        | window                                                     |
+| L      | ``length``        | window length                                              |
 | SB     | ``squared_bias``  | along the run, [T]                                         |
 | VAR    | ``variance``      | along the run, [T]                                         |
 | SE     | ``squared_error`` | along the run, [T]                                         |
@@ -31,15 +31,18 @@ cancel, and the bias has a second term:
 Reference: Mandt and Blei, *Smoothed Gradients for Stochastic Variational Inference*, NIPS 2014, sections 3 and 4.
 """
 
+import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from smoothgrad_jax.core import svi, window
-from smoothgrad_jax.core.svi import LocalStep, SVIState
-from smoothgrad_jax.core.window import ExponentialState, Warmup, WindowState
+from smoothgrad_jax.core.model import FunctionModel, Model, as_model
+from smoothgrad_jax.core.svi import SVIState
+from smoothgrad_jax.core.types import ArrayLike, LocalStep, Numeric, PyTree, Schedule, Warmup
+from smoothgrad_jax.core.window import Window, WindowState
 
 
 class GradientError(NamedTuple):
@@ -49,8 +52,8 @@ class GradientError(NamedTuple):
       squared_bias: ‖gᴸ − g‖².
       variance: ‖ĝᴸ − gᴸ‖².
       squared_error: ‖ĝᴸ − g‖².
-      extra_bias: ‖(η − λ)ᴸ − (η − λ)‖², the part of the bias that is due to averaging old λ with the statistics; with
-        a full window, and always with ``warmup="mean"``, that is ‖λ − λ̄ᴸ‖². None where only statistics are averaged.
+      extra_bias: ‖(η − λ)ᴸ − (η − λ)‖², the part of the bias that comes from averaging old λ with the statistics. With
+        a full window, and always with ``warmup="mean"``, it is ‖λ − λ̄ᴸ‖². None where only statistics are averaged.
     """
 
     squared_bias: jax.Array
@@ -60,7 +63,7 @@ class GradientError(NamedTuple):
 
 
 class MeasuredState(NamedTuple):
-    """What the next step of :func:`bias_variance` needs: the fields of an :class:`SVIState`, and what it compares with.
+    """State of :func:`bias_variance`: the fields of an :class:`SVIState`, and the windows that it is compared with.
 
     Attributes:
       params: λ.
@@ -70,61 +73,59 @@ class MeasuredState(NamedTuple):
       past: The η − λ that the averaged gradients contain; None where statistics are averaged.
     """
 
-    params: Any
-    window: WindowState | ExponentialState
+    params: PyTree
+    window: WindowState
     step: jax.Array
-    full: WindowState | ExponentialState
-    past: WindowState | ExponentialState | None = None
+    full: WindowState
+    past: WindowState | None = None
 
 
 def measured(state: SVIState, update: Callable[..., SVIState] = svi.global_step) -> MeasuredState:
-    """The state of a study before its first step, with one more window, or two.
+    """Return the state of a measured run before its first step, with one more window, or two.
 
-    :func:`bias_variance` does this by itself; several runs under ``vmap`` need it, see :func:`runs`.
+    :func:`bias_variance` calls this function itself; several runs under ``vmap`` need it, see :func:`vmap_axes`.
 
     Args:
       state: From :func:`smoothgrad_jax.init`, before its first step: the full statistics of earlier steps are not
         known.
-      update: The global step of the study.
+      update: The global step of the run.
     """
     if not isinstance(state.step, jax.core.Tracer) and state.step != 0:
-        raise ValueError(f"bias_variance starts with the run, from init(params, capacity); this one is at {state.step}")
+        raise ValueError(f"bias_variance needs a state before its first step, from init; this one is at {state.step}")
 
     def empty():
-        if isinstance(state.window, ExponentialState):
-            return window.init_exponential(state.params)
-        return window.init(state.params, window.capacity_of(state.window))
+        return state.window.kind.init(state.params)
 
     return MeasuredState(*state, full=empty(), past=None if update is svi.global_step else empty())
 
 
-def runs(update: Callable[..., SVIState] = svi.global_step) -> MeasuredState:
-    """``in_axes`` and ``out_axes`` for a ``vmap`` of :func:`bias_variance` over runs that step together.
+def vmap_axes(update: Callable[..., SVIState] = svi.global_step, window: Window | float = math.inf) -> MeasuredState:
+    """Return ``in_axes`` and ``out_axes`` for a ``vmap`` of :func:`bias_variance` over runs that step together.
 
-    Several lengths, in chunks of steps; the write slot of the rings is shared, so that nothing is copied:
+    For example several lengths, in chunks of steps; all runs write to the same slot, so that no ring is copied:
 
-        states = jax.vmap(lambda _: measured(init(lam, 300)), out_axes=runs())(lengths)
+        axes = vmap_axes()
+        states = jax.vmap(lambda _: measured(init(lam, 300)), out_axes=axes)(lengths)
 
         @partial(jax.jit, donate_argnums=0)
         def chunk(states, lengths, batches):
             def one(state, length):
                 return bias_variance(step, state, batches, data, prior, rho, length)
 
-            return jax.vmap(one, in_axes=(runs(), 0), out_axes=(runs(), 0))(states, lengths)
+            return jax.vmap(one, in_axes=(axes, 0), out_axes=(axes, 0))(states, lengths)
+
+    Args:
+      update: The global step of the runs.
+      window: The window kind of the runs; for moving windows the axes do not depend on the capacity.
     """
-    past = None if update is svi.global_step else window.runs()
-    return MeasuredState(params=0, window=window.runs(), step=None, full=window.runs(), past=past)
+    params, ring, step = svi.vmap_axes(window)
+    return MeasuredState(params, ring, step, full=ring, past=None if update is svi.global_step else ring)
 
 
 def gradient_error(
-    noisy: Any,
-    full: Any,
-    state: WindowState | ExponentialState,
-    length: Any = None,
-    *,
-    warmup: Warmup = "mean",
-) -> tuple[GradientError, WindowState | ExponentialState]:
-    """SB, VAR and SE of one step.
+    noisy: PyTree, full: PyTree, state: WindowState, length: Numeric | None = None, *, warmup: Warmup = "mean"
+) -> tuple[GradientError, WindowState]:
+    """Return SB, VAR and SE of one step.
 
     Args:
       noisy: Ŝᴸ_i, the mean that the step used.
@@ -134,61 +135,61 @@ def gradient_error(
       warmup: As in the run itself.
 
     Returns:
-      The errors, and the window with S_i in it.
+      The errors, and the window after a push of S_i.
     """
     mean, state = window.push(state, full, length, warmup=warmup)
     return GradientError(_distance(mean, full), _distance(noisy, mean), _distance(noisy, full)), state
 
 
 def bias_variance(
-    local_step: LocalStep,
+    model: Model | LocalStep,
     state: SVIState | MeasuredState,
-    batches: Any,
-    data: Any,
-    prior: Any,
-    rho: Any,
-    length: Any = None,
+    batches: PyTree,
+    data: PyTree,
+    prior: PyTree | None = None,
+    rho: ArrayLike | Schedule | None = None,
+    length: ArrayLike | Schedule | None = None,
     *,
     warmup: Warmup = "mean",
-    record: Callable[[MeasuredState, GradientError], Any] | None = None,
+    record: Callable[[MeasuredState, GradientError], PyTree] | None = None,
     update: Callable[..., SVIState] = svi.global_step,
     donate: bool = False,
-) -> tuple[MeasuredState, Any]:
+) -> tuple[MeasuredState, PyTree]:
     """Run smoothed SVI and measure its gradient against the whole data at every step.
 
     Costs one local step on the whole data per step, and a second window. To compare lengths, ``vmap`` over ``length``
-    with one capacity for all; :func:`runs` shows how, in chunks of steps.
+    with one capacity for all; :func:`vmap_axes` shows how, in chunks of steps.
 
     Args:
-      local_step, batches, prior, rho, length, warmup: As in :func:`smoothgrad_jax.run`.
+      model, batches, prior, rho, length, warmup: As in :func:`smoothgrad_jax.run`.
       state: From :func:`smoothgrad_jax.init`, before its first step: the full statistics of earlier steps are not
-        known. Or from an earlier call, to go on.
+        known. Or from an earlier call, to continue.
       data: The whole data as one batch.
       record: ``(state after the step, errors of the step) -> what to keep``; by default the errors.
-      update: The global step. Whatever it puts into its window is what is compared: statistics, or gradients with
-        :func:`averaged_step`, which then costs a third window for the extra bias.
-      donate: Give the state away, so that its rings need not be copied at the start.
+      update: The global step. The values that it pushes to its window are compared: statistics, or gradients with
+        :func:`averaged_step`, which then needs a third window for the extra bias.
+      donate: Donate the state, so that its windows are not copied at the start.
 
     Returns:
       ``(state, records)``; :class:`GradientError` of arrays [T].
     """
+    model = as_model(model, prior)
     if not isinstance(state, MeasuredState):
         state = measured(state, update)
     if (state.past is None) != (update is svi.global_step):
-        raise ValueError("this study was begun with another update: go on with that one, or begin with init")
-    # Each its own zero, as one array cannot be given away twice.
+        raise ValueError("this state is of a run with another update: continue with that one, or start from init")
+    # Each zero is an array of its own, as one array cannot be donated twice.
     zeros = [_distance(state.params, state.params) for _ in range(3 if state.past is None else 4)]
     carry = _Carry(*state, GradientError(*zeros))
-    paired = jax.tree_util.Partial(_local_and_full, svi.as_pytree(local_step), data)
+    paired = FunctionModel(jax.tree_util.Partial(_local_and_full, model, data), model.prior)
     carry, records = svi.run(
         paired,
         carry,
         batches,
-        prior,
-        rho,
-        length,
+        rho=rho,
+        length=length,
         warmup=warmup,
-        record=_Keep(record),
+        record=_Record(record),
         update=_MeasuredStep(update),
         donate=donate,
     )
@@ -196,14 +197,20 @@ def bias_variance(
 
 
 def averaged_step(
-    state: SVIState, stats: Any, prior: Any, rho: Any, length: Any = None, *, warmup: Warmup = "mean"
+    state: SVIState,
+    stats: PyTree,
+    prior: PyTree,
+    rho: Numeric,
+    length: Numeric | None = None,
+    *,
+    warmup: Warmup = "mean",
 ) -> SVIState:
-    """The baseline that the paper rejects: average the *gradients*, not the statistics.
+    """Take a step of the baseline that the paper rejects: average the *gradients*, not the statistics.
 
         λ ← λ + ρ · mean of the last L of (η − λ_j) + Ŝ_j
 
-    Takes the place of :func:`smoothgrad_jax.global_step`, in :func:`smoothgrad_jax.run` too (``update=averaged_step``).
-    The old −λ_j in the mean can push λ below zero; :func:`count_negative` counts where.
+    Replaces :func:`smoothgrad_jax.global_step`, also in :func:`smoothgrad_jax.run` (``update=averaged_step``). The old
+    −λ_j in the mean can make λ negative; :func:`count_negative` counts where.
 
     Args:
       state, stats, prior, rho, length, warmup: As in :func:`smoothgrad_jax.global_step`.
@@ -225,24 +232,24 @@ def averaged_step(
     return SVIState(params, ring, state.step + 1)
 
 
-def count_negative(params: Any) -> jax.Array:
-    """The number of entries of λ that are not positive, where no Dirichlet exists."""
-    return sum(jnp.sum(leaf <= 0) for leaf in jax.tree.leaves(params))
+def count_negative(params: PyTree) -> jax.Array:
+    """Return the number of entries of λ that are not positive, where no Dirichlet exists."""
+    return sum((jnp.sum(leaf <= 0) for leaf in jax.tree.leaves(params)), start=jnp.zeros((), int))
 
 
 class _Carry(NamedTuple):
     """The fields of a :class:`MeasuredState`, and the errors of the last step."""
 
-    params: Any
-    window: WindowState | ExponentialState
+    params: PyTree
+    window: WindowState
     step: jax.Array
-    full: WindowState | ExponentialState
-    past: WindowState | ExponentialState | None
+    full: WindowState
+    past: WindowState | None
     error: GradientError
 
 
-def _local_and_full(local_step, data, params, batch):
-    return (local_step(params, batch)[0], local_step(params, data)[0]), None
+def _local_and_full(model, data, params, batch):
+    return (model.local_step(params, batch)[0], model.local_step(params, data)[0]), None
 
 
 # Tuples and not closures: two of them with the same functions are equal, so that nothing compiles again.
@@ -258,23 +265,23 @@ class _MeasuredStep(NamedTuple):
             return self.update(SVIState(state.params, ring, state.step), stats, prior, rho, length, warmup=warmup)
 
         def averaged(stats):
-            """What the update averages: the statistics themselves, or a gradient with them."""
+            """Return what the update averages: the statistics themselves, or a gradient with them."""
             return step(window.init(state.params, 0), stats, None).window.total
 
-        moved = step(state.window, noisy, length)
-        mean = window.mean(moved.window, length, warmup=warmup)
+        new = step(state.window, noisy, length)
+        mean = window.mean(new.window, length, warmup=warmup)
         error, full_window = gradient_error(mean, averaged(full), state.full, length, warmup=warmup)
         past = state.past
         if past is not None:
-            # (η − λ_i) is what is left of a gradient without statistics.
+            # A gradient without statistics is (η − λ_i).
             now = averaged(jax.tree.map(jnp.zeros_like, full))
             mean, past = window.push(past, now, length, warmup=warmup)
             error = error._replace(extra_bias=_distance(mean, now))
-        return _Carry(*moved, full_window, past, error)
+        return _Carry(*new, full_window, past, error)
 
 
-class _Keep(NamedTuple):
-    record: Callable[[MeasuredState, GradientError], Any] | None
+class _Record(NamedTuple):
+    record: Callable[[MeasuredState, GradientError], PyTree] | None
 
     def __call__(self, state, _):
         return self.record(MeasuredState(*state[:-1]), state.error) if self.record else state.error

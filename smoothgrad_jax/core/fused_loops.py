@@ -23,7 +23,9 @@ import numpy as np
 from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
-ALONE = {"xla_disable_hlo_passes": "cpu-parallel-task-assigner"}  # a program stays on the thread that runs it
+from smoothgrad_jax.core._xla import ALONE, BEFORE_JAX_0_12
+
+__all__ = ["ALONE", "row", "set_row", "whole"]
 
 
 def whole(function: Callable) -> Callable:
@@ -58,7 +60,7 @@ def whole(function: Callable) -> Callable:
             return lax.fori_loop(0, lax.optimization_barrier(jnp.int32(1)), only_round, arrays)
 
         given = [leaves[i] for i in full]
-        if jax.__version_info__ >= (0, 12):
+        if not BEFORE_JAX_0_12:
             return loop(arrays, given)
         # Before jax 0.12 XLA does it by itself only for loops that touch less than a kilobyte. The attributes go to the
         # operation that the values come from, which is the call. XLA ends the process if a call does not use what it

@@ -8,14 +8,15 @@ The statistics are averaged, λ is not: it is a convex combination of positive n
 | letter | name       | meaning                                                                            |
 |--------|------------|------------------------------------------------------------------------------------|
 | λ      | ``params`` | natural parameters of the global variational distribution, any pytree              |
-| Ŝ      | ``stats``  | expected statistics of one minibatch, scaled up to the whole data; like ``params`` |
-| η      | ``prior``  | natural parameters of the prior: a pytree prefix of ``params``, so one number will |
-|        |            | do                                                                                 |
+| Ŝ      | ``stats``  | expected statistics of one minibatch, scaled to the whole data; like ``params``    |
+| η      | ``prior``  | natural parameters of the prior: a pytree prefix of ``params``, for example one    |
+|        |            | number                                                                             |
 | ρ      | ``rho``    | step size                                                                          |
-| L      | ``length`` | window                                                                             |
-| i      | ``step``   | steps taken                                                                        |
+| L      | ``length`` | window length                                                                      |
+| i      | ``step``   | number of steps so far                                                             |
 
-A model enters as a function ``local_step(params, batch) -> (stats, info)``; nothing here knows which model it is.
+:func:`run` and :func:`sweep` take a model object (:mod:`smoothgrad_jax.core.model`), which carries its prior, or a
+function ``(params, batch) -> (stats, info)`` and a prior.
 
 Reference: Mandt and Blei, *Smoothed Gradients for Stochastic Variational Inference*, NIPS 2014.
 """
@@ -25,7 +26,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -33,46 +34,48 @@ import numpy as np
 from jax import lax
 
 from smoothgrad_jax.core import window as _window
-from smoothgrad_jax.core.window import Warmup
+from smoothgrad_jax.core.adaptive import Adaptive
+from smoothgrad_jax.core.errors import OptionError
+from smoothgrad_jax.core.model import Model, as_model
+from smoothgrad_jax.core.types import ArrayLike, DTypeLike, LocalStep, Numeric, PyTree, Schedule, Warmup
+from smoothgrad_jax.core.window import Moving, Window, WindowState
+from smoothgrad_jax.core.window_kind import check_number
 
-LocalStep = Callable[[Any, Any], tuple[Any, Any]]
+Record: TypeAlias = Callable[[Any, PyTree], PyTree]  # (state after the step, info) -> what to keep
 
 
 class SVIState(NamedTuple):
-    """What the next step needs.
+    """State of smoothed SVI.
 
     Attributes:
       params: λ.
-      window: The statistics of the last steps and their sum.
+      window: The statistics of the last steps and their mean.
       step: i, int32.
     """
 
-    params: Any
-    window: _window.WindowState | _window.ExponentialState
+    params: PyTree
+    window: WindowState
     step: jax.Array
 
 
-def init(params: Any, capacity: int | float | None = None, *, exponential: bool = False, dtype: Any = None) -> SVIState:
-    """The state before the first step.
+def init(params: PyTree, window: Window | float | None = None, *, dtype: DTypeLike | None = None) -> SVIState:
+    """Return the state before the first step.
 
     Args:
       params: λ to start from, a pytree of positive arrays.
-      capacity: The longest window that will be asked for: memory for ``capacity + 1`` statistics is allocated. 0 or ∞
-        averages everything and needs none.
-      exponential: Forget exponentially instead: one slot, any length, no capacity.
-      dtype: dtype of the stored statistics, for example ``jnp.bfloat16``.
+      window: The capacity of a moving window, the longest that will be used: memory for ``capacity + 1`` statistics is
+        allocated. 0 or ∞ averages everything and stores none. Or a window kind, for example ``Exponential()``.
+      dtype: dtype of the statistics that a moving window stores, for example ``jnp.bfloat16``.
 
     Returns:
-      An :class:`SVIState` that shares no memory with ``params``.
+      An :class:`SVIState` that uses other memory than ``params``.
     """
-    if exponential == (capacity is not None) or (exponential and dtype is not None):
-        raise ValueError("give the window a capacity, or exponential=True, which has neither capacity nor dtype")
+    kind = _window.as_kind(window, dtype=dtype)
     params = jax.tree.map(jnp.array, params)  # its own memory: donating the state must not delete the caller's array
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise ValueError(f"params{jax.tree_util.keystr(path)} must be floats, got {leaf.dtype}")
-    window = _window.init_exponential(params) if exponential else _window.init(params, capacity, dtype=dtype)
-    return SVIState(params, window, jnp.zeros((), jnp.int32))
+    return SVIState(params, kind.init(params), jnp.zeros((), jnp.int32))
 
 
 def export(state: SVIState) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -100,7 +103,7 @@ def restore(arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], like: An
     if facts["exponential"]:
         window = _window.ExponentialState(mean=like, weight=0)
     else:
-        window = _window.WindowState(buffer=like, index=0, first=0, total=like, residue=like, negative=0, broken=0)
+        window = _window.MovingState(buffer=like, index=0, first=0, total=like, residue=like, negative=0, nonfinite=0)
     leaves, structure = jax.tree_util.tree_flatten_with_path(SVIState(params=like, window=window, step=0))
     paths = [jax.tree_util.keystr(path) for path, _ in leaves]
     if paths != facts["paths"]:
@@ -112,22 +115,26 @@ def restore(arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], like: An
     return jax.tree.unflatten(structure, [jnp.array(np.asarray(value)) for value in values])
 
 
-def runs() -> SVIState:
-    """``in_axes`` and ``out_axes`` for a ``vmap`` of :func:`global_step` over runs that step together."""
-    return SVIState(params=0, window=_window.runs(), step=None)
+def vmap_axes(window: Window | float = math.inf) -> SVIState:
+    """Return ``in_axes`` and ``out_axes`` for a ``vmap`` of :func:`global_step` over runs that step together.
+
+    Args:
+      window: The window kind of the runs; for moving windows the axes do not depend on the capacity.
+    """
+    return SVIState(params=0, window=_window.as_kind(window).vmap_axes(), step=None)
 
 
 def global_step(
     state: SVIState,
-    stats: Any,
-    prior: Any,
-    rho: Any,
-    length: Any = None,
+    stats: PyTree,
+    prior: PyTree,
+    rho: Numeric,
+    length: Numeric | None = None,
     *,
     warmup: Warmup = "mean",
     donate: bool = False,
 ) -> SVIState:
-    """Average the statistics and move λ towards them; compiled once per shape.
+    """Average the statistics and move λ towards their mean; compiled once per shape.
 
         λ ← (1 − ρ) λ + ρ (η + Ŝᴸ)
 
@@ -135,11 +142,11 @@ def global_step(
       state: The state.
       stats: Ŝ, from a local step.
       prior: η.
-      rho: ρ in [0, 1]; of a schedule its value, ``schedule(state.step)``.
+      rho: ρ in [0, 1]; for a schedule its value, ``schedule(state.step)``.
       length: L, by default the capacity; see :func:`smoothgrad_jax.core.window.push`.
       warmup: ``"mean"`` or ``"zeros"``; see :func:`smoothgrad_jax.core.window.push`.
-      donate: Give the old state away: the ring is then updated in place, and not copied. The state passed in cannot be
-        used any more. (Under a ``jit`` of your own, donate there.)
+      donate: Donate the old state, so that its window is updated in place and not copied. The state passed in cannot be
+        used afterwards. (Under a ``jit`` of your own, donate there.)
 
     Returns:
       The next state.
@@ -152,7 +159,7 @@ def global_step(
         raise ValueError(f"rho and length must be single numbers, got {rho} and {length}; run takes one per step")
     check_rho(rho)
     if jax.tree.leaves(stats):
-        _window.check_length(length, state.window)
+        state.window.kind.check_lengths(length)
     # As floats, so that 1, 1.0 and ∞ are one program.
     rho = jnp.asarray(rho, float)
     length = None if length is None else jnp.asarray(length, float)
@@ -177,133 +184,74 @@ _global_step = jax.jit(_step, static_argnames="warmup")
 _donating_step = jax.jit(_step, static_argnames="warmup", donate_argnames="state")
 
 
-def robbins_monro(tau: float = 1.0, kappa: float = 0.7) -> Callable[[Any], Any]:
-    """The step sizes ρ_t = (τ + t)^−κ for t = 0, 1, …, an optax schedule.
-
-    Args:
-      tau: τ ≥ 1 slows the first steps down; ρ_0 = τ^−κ must not exceed 1.
-      kappa: κ in (0.5, 1] fulfils the conditions of Robbins and Monro; 0 is a constant 1.
-
-    Returns:
-      A function of the step number.
-    """
-    if isinstance(tau, int | float) and not tau >= 1:
-        raise ValueError(f"tau must be at least 1, or the first step sizes exceed 1; got {tau}")
-    if isinstance(kappa, int | float) and not kappa >= 0:
-        raise ValueError(f"kappa must not be negative, or the step sizes grow; got {kappa}")
-
-    def schedule(count):
-        return (tau + jnp.asarray(count, float)) ** -jnp.asarray(kappa, float)
-
-    return schedule
-
-
-def default_offset(a_pass: float) -> float:
-    """τ for :func:`robbins_monro` where nothing is said: the number of minibatches in a pass, between 1 and 64.
-
-    Where a minibatch is a good part of the data its statistics have little noise, and a few passes are few steps: these
-    have to be large. With B = D the first step is that of batch variational Bayes. For 64, see
-    ``experiments/defaults.py``.
-    """
-    return min(max(float(a_pass), 1.0), 64.0)
-
-
-def phase_out(length: int, start: int, stop: int) -> Callable[[Any], Any]:
-    """Window lengths that end in plain SVI: L up to step ``start``, then fewer and fewer, and 1 from ``stop`` on.
-
-        L_t = L^((stop − t) / (stop − start))        between the two, rounded
-
-    The bias of the window stays while λ moves; the paper proposes to phase the window out where convergence has to be
-    guaranteed. A schedule for :func:`run`, and with ``capacity=length`` for :func:`smoothgrad_jax.window_mean`.
-
-    Args:
-      length: L, at the beginning.
-      start: The first step at which it falls.
-      stop: The first step with L = 1.
-
-    Returns:
-      A function of the step number.
-
-    With ``length=1`` this is SVI all along.
-    """
-    if not length >= 1 or not 0 <= start < stop:
-        raise ValueError(f"expected length ≥ 1 and 0 ≤ start < stop; got length {length}, start {start}, stop {stop}")
-
-    def schedule(count):
-        share = jnp.clip((stop - jnp.asarray(count, float)) / (stop - start), 0, 1)
-        return jnp.round(jnp.asarray(length, float) ** share)
-
-    return schedule
-
-
 def run(
-    local_step: LocalStep,
+    model: Model | LocalStep,
     state: SVIState,
-    batches: Any,
-    prior: Any,
-    rho: Any,
-    length: Any = None,
+    batches: PyTree,
+    prior: PyTree | None = None,
+    rho: ArrayLike | Schedule | None = None,
+    length: ArrayLike | Schedule | None = None,
     *,
     warmup: Warmup = "mean",
-    record: Callable[[SVIState, Any], Any] | None = None,
+    record: Record | None = None,
     update: Callable[..., SVIState] = global_step,
     donate: bool = False,
-) -> tuple[SVIState, Any]:
-    """Many steps in one compiled program.
+) -> tuple[SVIState, PyTree]:
+    """Run many steps in one compiled program.
 
-    It is compiled for the function objects it is given. ``jax.tree_util.Partial(local_step, model)`` makes the model's
-    numbers an input instead of a constant: made anew for other numbers it does not compile again.
+    The program is compiled per function, and per class of model. The hyperparameters of a model are inputs: other
+    values compile nothing again. For a function, ``jax.tree_util.Partial(function, hyperparameters)`` does the same.
 
     Args:
-      local_step: ``(params, batch) -> (stats, info)``.
-      state: From :func:`init`, or from an earlier run to go on.
-      batches: A pytree with a leading axis T: one minibatch a step.
-      prior: η.
+      model: A model; or a function ``(params, batch) -> (stats, info)``.
+      state: From :func:`init`, or from an earlier run to continue.
+      batches: A pytree with a leading axis T: one minibatch per step.
+      prior: η, if ``model`` is a function. A model carries its prior.
       rho: ρ: a number, one per step [T], or a schedule of the step number.
       length: L: likewise; by default the capacity.
       warmup: ``"mean"`` or ``"zeros"``.
       record: ``(state after the step, info) -> what to keep``; by default the info of every step is kept.
       update: The global step; :func:`smoothgrad_jax.core.diagnostics.averaged_step` is another.
-      donate: Give the state away, so that its ring need not be copied at the start.
+      donate: Donate the state, so that its window is not copied at the start.
 
     Returns:
       ``(state, records)``; the records have a leading axis T.
     """
+    model = as_model(model, prior)
     if not hasattr(state, "window"):
         raise ValueError(f"expected a state, got {type(state).__name__}; init(params, capacity) makes one")
     steps = state.step + jnp.arange(_num_steps(batches), dtype=jnp.int32)
-    rho, length = _per_step("rho", rho, steps), _per_step("length", length, steps)
-    check_rho(rho)
-    _window.check_length(length, state.window)
+    rho, length = _rho_per_step(rho, steps), _per_step("length", length, steps)
+    state.window.kind.check_lengths(length)
     program = _donating_run if donate else _run
-    return program(as_pytree(local_step), state, batches, prior, rho, length, warmup, record, update)
+    return program(model, state, batches, rho, length, warmup, record, update)
 
 
 def sweep(
-    local_step: LocalStep,
-    params: Any,
-    batches: Any,
-    prior: Any,
-    rho: Any,
-    lengths: Sequence[int | float],
+    model: Model | LocalStep,
+    params: PyTree,
+    batches: PyTree,
+    prior: PyTree | None = None,
+    rho: ArrayLike | Schedule | None = None,
+    lengths: Sequence[float] = (),
     *,
     warmup: Warmup = "mean",
-    dtype: Any = None,
-    record: Callable[[SVIState, Any], Any] | None = None,
+    dtype: DTypeLike | None = None,
+    record: Record | None = None,
     memory_limit: float | None = None,
-) -> tuple[SVIState, Any]:
-    """Runs with several window lengths in one program, all on the same minibatches.
+) -> tuple[SVIState, PyTree]:
+    """Run moving windows of several lengths in one program, on the same minibatches.
 
-    The runs share the clock and the write slot, so each gets a ring for the longest finite length: R runs with windows
-    up to C take R (C + 1) slots of λ's size, and not Σ L. That is the price of a write that is one copy and not a
-    scatter; lengths of very different size are cheaper in two sweeps. L = ∞ costs a ring like the others.
+    The runs write to the same slot at the same step, so each has a ring for the longest finite length C: R runs need
+    R (C + 1) slots of the size of λ, and not Σ L. In return the write is one copy and not a scatter. Lengths of very
+    different size need less memory in two sweeps. L = ∞ needs a ring like the others.
 
     Args:
-      local_step, batches, prior, rho, warmup, record: As in :func:`run`.
+      model, batches, prior, rho, warmup, record: As in :func:`run`.
       params: λ, where every run starts.
-      lengths: R window lengths; ``math.inf`` averages everything. Another longest one compiles again.
+      lengths: R window lengths; ``math.inf`` averages everything. Another longest length compiles again.
       dtype: dtype of the stored statistics.
-      memory_limit: Bytes that states and records may take; by default what the machine has free.
+      memory_limit: Bytes that states and records may need; by default the free memory of the machine.
 
     Returns:
       ``(states, records)`` with a leading axis R; each run equals a separate :func:`run` up to rounding.
@@ -311,33 +259,32 @@ def sweep(
     Raises:
       MemoryError: Before anything is allocated.
     """
+    model = as_model(model, prior)
     if isinstance(params, SVIState):
         raise ValueError("sweep makes its own states: give it the parameters to start from, not a state")
     if np.ndim(lengths) != 1 or not len(lengths):
         raise ValueError(f"lengths must be several window lengths, got {lengths}")
-    _window.check_lengths(lengths, None)
-    capacity = int(max((length for length in lengths if length != math.inf), default=0))
-    _window.check_lengths(lengths, capacity)
+    _window.check_lengths(lengths)
+    kind = Moving(max((length for length in lengths if length != math.inf), default=0), dtype)
+    kind.check_lengths(lengths)
     params = jax.tree.map(jnp.asarray, params)
-    _check_memory(len(lengths) * _window.nbytes(params, capacity, dtype=dtype), len(lengths), capacity, memory_limit)
-    rho = _per_step("rho", rho, jnp.arange(_num_steps(batches), dtype=jnp.int32))
-    check_rho(rho)
-    inputs = (as_pytree(local_step), params, batches, prior, rho, jnp.asarray(lengths, float))
-    options = {"capacity": capacity, "warmup": warmup, "dtype": dtype, "record": record}
-    result = _sweep.eval_shape(*inputs, **options)
-    need = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(result))
-    _check_memory(need, len(lengths), capacity, memory_limit)
+    size = len(lengths)
+    _check_memory(size * _nbytes(jax.eval_shape(kind.init, params)), size, kind.capacity, memory_limit)
+    rho = _rho_per_step(rho, jnp.arange(_num_steps(batches), dtype=jnp.int32))
+    inputs = (model, params, batches, rho, jnp.asarray(lengths, float))
+    options = {"kind": kind, "warmup": warmup, "record": record}
+    _check_memory(_nbytes(_sweep.eval_shape(*inputs, **options)), size, kind.capacity, memory_limit)
     return _sweep(*inputs, **options)
 
 
-def _scan(local_step, state, batches, prior, rho, length, warmup, record, update):
+def _scan(model, state, batches, rho, length, warmup, record, update):
     def step(state, inputs):
         batch, rho, length = inputs
-        result = local_step(state.params, batch)
+        result = model.local_step(state.params, batch)
         if not isinstance(result, tuple) or len(result) != 2:
             raise ValueError(f"local_step must return (stats, info), got {type(result).__name__}")
         stats, info = result
-        state = update(state, stats, prior, rho, length, warmup=warmup)
+        state = update(state, stats, model.prior, rho, length, warmup=warmup)
         return state, record(state, info) if record else info
 
     return lax.scan(step, state, (batches, rho, length))
@@ -347,20 +294,21 @@ _run = jax.jit(_scan, static_argnames=("warmup", "record", "update"))
 _donating_run = jax.jit(_scan, static_argnames=("warmup", "record", "update"), donate_argnames="state")
 
 
-@partial(jax.jit, static_argnames=("capacity", "warmup", "dtype", "record"))
-def _sweep(local_step, params, batches, prior, rho, lengths, capacity, warmup, dtype, record):
-    # The states first: a ring that no run shares with another from the start is never copied.
-    states = jax.vmap(lambda _: init(params, capacity, dtype=dtype), out_axes=runs())(lengths)
+@partial(jax.jit, static_argnames=("kind", "warmup", "record"))
+def _sweep(model, params, batches, rho, lengths, kind, warmup, record):
+    # First one state per run: rings that are separate arrays from the start are never copied.
+    axes = vmap_axes(kind)
+    states = jax.vmap(lambda _: init(params, kind), out_axes=axes)(lengths)
 
     def one(state, length):
         every = jnp.broadcast_to(length, rho.shape)
-        return _scan(local_step, state, batches, prior, rho, every, warmup, record, global_step)
+        return _scan(model, state, batches, rho, every, warmup, record, global_step)
 
-    return jax.vmap(one, in_axes=(runs(), 0))(states, lengths)
+    return jax.vmap(one, in_axes=(axes, 0))(states, lengths)
 
 
 def as_pytree(local_step: LocalStep) -> jax.tree_util.Partial:
-    """A function as a pytree: its arguments so far are inputs, the function itself is what is compiled."""
+    """Return a function as a pytree: its arguments so far are inputs, the function itself is what is compiled."""
     return local_step if isinstance(local_step, jax.tree_util.Partial) else jax.tree_util.Partial(local_step)
 
 
@@ -368,42 +316,62 @@ def _num_steps(batches):
     sizes = {np.shape(leaf)[0] if np.ndim(leaf) else None for leaf in jax.tree.leaves(batches)}
     if len(sizes) != 1 or None in sizes:
         raise ValueError(
-            "batches must be stacked: every array needs the same leading axis, one entry a step "
+            "batches must be stacked: every array needs the same leading axis, one entry per step "
             f"(found leading sizes {sorted(map(str, sizes))}); pack(X, rows) with rows [T, B] makes such a stack"
         )
     return sizes.pop()
 
 
-def _per_step(name, value, steps):
-    """A number, a schedule or an array as [T]; None stays None."""
+def _rho_per_step(rho, steps):
+    if rho is None:
+        raise OptionError("rho", "is missing: give a number, one per step, or a schedule such as robbins_monro()")
+    rho = _per_step("rho", rho, steps)
+    check_rho(rho)
+    return rho
+
+
+def _per_step(option, value, steps):
+    """Return a number, a schedule or an array as [T]; None stays None."""
     if value is None:
         return None
+    if isinstance(value, Adaptive):
+        raise OptionError(
+            option,
+            f"must be a number or a schedule, got {value}: fit(window=Adaptive()) chooses lengths during training, and "
+            "adaptive.push in a loop of your own",
+        )
     if callable(value):
         return jax.vmap(lambda step: jnp.asarray(value(step), float))(steps)
+    if not isinstance(value, jax.Array):
+        check_number(option, value)
     value = jnp.asarray(value, float)
     if value.ndim > 1 or (value.ndim == 1 and value.shape != steps.shape):
-        raise ValueError(f"{name} must be a number, a schedule, or one per step [{len(steps)}]; got {value.shape}")
+        raise OptionError(option, f"must be a number, a schedule, or one per step [{len(steps)}]; got {value.shape}")
     return jnp.broadcast_to(value, steps.shape)
 
 
-def check_rho(rho: Any) -> None:
-    """An error unless every ρ lies in [0, 1]; a traced one is trusted."""
-    if not isinstance(rho, jax.core.Tracer) and not (np.abs(np.asarray(rho) - 0.5) <= 0.5).all():
-        raise ValueError(f"rho must lie in [0, 1], or λ does not stay positive; got {rho}")
+def check_rho(rho: ArrayLike) -> None:
+    """Raise an error unless every ρ lies in [0, 1]; a traced one is not checked."""
+    if not isinstance(rho, jax.core.Tracer) and not (np.abs(check_number("rho", rho) - 0.5) <= 0.5).all():
+        raise OptionError("rho", f"must lie in [0, 1], or λ does not stay positive; got {rho}")
+
+
+def _nbytes(tree):
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def _check_memory(need, num_runs, capacity, limit):
     free = _free_memory() if limit is None else limit
     if free is not None and need > free:
         raise MemoryError(
-            f"{num_runs} runs with windows of up to {capacity} take {need / 1e9:.1f} GB with what they record, and "
+            f"{num_runs} runs with windows of up to {capacity} need {need / 1e9:.1f} GB with their records, and "
             f"{free / 1e9:.1f} GB are free. Sweep fewer or shorter lengths, record less, or store the window in half "
             "the memory with dtype=jnp.bfloat16; memory_limit overrides this check."
         )
 
 
 def _free_memory():
-    """Bytes that the default device, or the machine, has free; None if it does not tell."""
+    """Return the free bytes of the default device, or of the machine; None if they are not known."""
     stats = jax.devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)

@@ -28,10 +28,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from smoothgrad_jax.core import adaptive, svi
+from smoothgrad_jax.core import adaptive, schedules, svi
 from smoothgrad_jax.core._threads import num_cores, submit
 from smoothgrad_jax.core.adaptive import Adaptive
-from smoothgrad_jax.core.window import ExponentialState, Warmup, check_length, check_lengths
+from smoothgrad_jax.core.window import Exponential, ExponentialState, Warmup, check_lengths
 from smoothgrad_jax.data.batches import Batch, check_rows, pack
 from smoothgrad_jax.data.corpus import Corpus, draw, prefetch, seed_of
 from smoothgrad_jax.models import lda
@@ -131,7 +131,7 @@ def fit(
         window that grows keeps the values to come, and does not take old ones back. It needs ``warmup="mean"``: the
         zeros of Algorithm 1 would come back with every growth.
       rho: ρ: a number in [0, 1] or a schedule of the step number; by default ``robbins_monro(τ, 0.7)`` with τ from
-        :func:`smoothgrad_jax.core.svi.default_offset` for a corpus, and 10 for batches of one's own.
+        :func:`smoothgrad_jax.core.schedules.default_delay` for a corpus, and 10 for batches of one's own.
       passes, steps, seconds: How long: the first limit that is reached ends the run. By default one pass. They count
         from here: a run that goes on is given what is left.
       batch_size: B, for a corpus.
@@ -165,7 +165,7 @@ def fit(
         source,
         engine,
         window=window,
-        rho=svi.robbins_monro(_offset(source), 0.7) if rho is None else rho,
+        rho=schedules.robbins_monro(_offset(source), 0.7) if rho is None else rho,
         limits=_limits(source, passes, steps, seconds),
         model=model,
         scorer=_scorer(model, held_out, key, tol, max_iter, engine),
@@ -377,7 +377,7 @@ def _source(data, model, batch_size, key, replace, rows):
 
 def _offset(source):
     """τ of the default step sizes; of batches of one's own nobody knows how many make a pass."""
-    return 10 if source.sampler is None else svi.default_offset(source.num_docs / source.sampler["batch_size"])
+    return 10 if source.sampler is None else schedules.default_delay(source.num_docs / source.sampler["batch_size"])
 
 
 def _are_batches(data):
@@ -597,7 +597,7 @@ class _Dense:
         chosen = isinstance(window, Adaptive)
         if not isinstance(self._state, svi.SVIState):
             capacity = window.longest if chosen else float(window(0) if callable(window) else window)
-            self._state = svi.init(params, None if exponential else capacity, exponential=exponential, dtype=dtype)
+            self._state = svi.init(params, Exponential() if exponential else capacity, dtype=dtype)
         if chosen and self._rule is None and not int(self._state.step):
             self._rule = adaptive.delayed(window, jax.eval_shape(adaptive.sketch, self._state.params))
         _check_rule(self._rule, window)
@@ -621,7 +621,7 @@ class _Dense:
         return _Item(batch, batch.size if isinstance(batch, Batch) else len(jax.tree.leaves(batch)[0]))
 
     def check_window(self, lengths):
-        check_length(lengths, self._state.window)
+        self._state.window.kind.check_lengths(lengths)
 
     def advance(self, batch, rho, length):
         stats, finite = _dense_step(self._local_step, self._state.params, batch)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from smoothgrad_jax import LDA, Adaptive, Corpus, NotFiniteError, fit, init, init_topics
+from smoothgrad_jax import LDA, Adaptive, Corpus, Exponential, NotFiniteError, fit, init, init_topics
 from smoothgrad_jax.core import adaptive
 from smoothgrad_jax.training.driver import resume
 
@@ -299,4 +299,4 @@ def test_a_state_goes_on_with_its_own_window(run):
     with pytest.raises(ValueError, match="the capacity 4"):
         run(init(run.lam, 4))
     with pytest.raises(ValueError, match="this state has an exponential one"):
-        run(init(run.lam, exponential=True))
+        run(init(run.lam, Exponential()))

@@ -11,6 +11,7 @@ from jax.tree_util import Partial
 
 from smoothgrad_jax import (
     LDA,
+    Exponential,
     averaged_step,
     bias_variance,
     count_negative,
@@ -111,14 +112,14 @@ def test_a_study_goes_on_to_the_same_bits(update):
     jax.tree.map(np.testing.assert_array_equal, state, whole)
     jax.tree.map(lambda a, *b: np.testing.assert_array_equal(np.concatenate(b), a), records, *parts)
     other = global_step if update is averaged_step else averaged_step
-    with pytest.raises(ValueError, match="begun with another update"):
+    with pytest.raises(ValueError, match="a run with another update"):
         bias_variance(step, state, batches, data, 0.5, 0.1, update=other)
 
 
 @pytest.mark.parametrize("update", [global_step, pytest.param(averaged_step, marks=pytest.mark.slow)])
 def test_lengths_side_by_side_in_chunks_are_single_runs(update):
     step, lam, batches, data = small_problem()
-    lengths, axes = jnp.array([1.0, 3.0, 4.0]), diagnostics.runs(update)
+    lengths, axes = jnp.array([1.0, 3.0, 4.0]), diagnostics.vmap_axes(update)
 
     def one(state, batches, length):
         return bias_variance(step, state, batches, data, 0.5, 0.05, length, warmup="zeros", update=update)
@@ -140,7 +141,7 @@ def test_lengths_side_by_side_in_chunks_are_single_runs(update):
 
 
 def test_no_ring_is_copied():
-    lam, lengths, axes = jnp.ones((300, 64)), jnp.array([3.0, 20.0]), diagnostics.runs(averaged_step)
+    lam, lengths, axes = jnp.ones((300, 64)), jnp.array([3.0, 20.0]), diagnostics.vmap_axes(averaged_step)
     states = jax.vmap(lambda _: diagnostics.measured(init(lam, 20), averaged_step), out_axes=axes)(lengths)
 
     def one(state, length):
@@ -208,7 +209,7 @@ def test_only_from_the_start(problem):
         pack(documents, rows[:3], num_words=V),
     )
     state, _ = run(step, init(lam, 4), batches, 0.5, 0.1)
-    with pytest.raises(ValueError, match="bias_variance starts with the run"):
+    with pytest.raises(ValueError, match="bias_variance needs a state before its first step"):
         bias_variance(step, state, batches, data, 0.5, 0.1)
 
 
@@ -220,7 +221,7 @@ def test_float64_and_exponential_windows(x64, problem):
         pack(documents, num_words=V),
         pack(documents, rows[:5], num_words=V),
     )
-    state = init(np.asarray(lam, np.float64), exponential=True)
+    state = init(np.asarray(lam, np.float64), Exponential())
     _, errors = bias_variance(step, state, batches, data, 0.5, 0.1, 3.5)
     assert errors.variance.dtype == jnp.float64
     assert (np.asarray(errors.variance) > 0).all()

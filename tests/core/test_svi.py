@@ -16,6 +16,8 @@ from jax.tree_util import Partial
 
 from smoothgrad_jax import (
     LDA,
+    Exponential,
+    Moving,
     averaged_step,
     global_step,
     init,
@@ -31,6 +33,7 @@ from smoothgrad_jax import (
     window_mean,
 )
 from smoothgrad_jax.core import svi
+from smoothgrad_jax.core.model import FunctionModel
 
 V, K, D, B, STEPS = 30, 4, 60, 5, 200
 MODEL = LDA(0.3, 0.1, D)
@@ -139,14 +142,14 @@ def test_sweep_equals_separate_runs(x64, corpus, rows, lam, warmup):
 def test_sweep_asks_before_it_allocates(lam):
     batches = pack(np.eye(3, V), [[0, 1]])
     with pytest.raises(
-        MemoryError, match=r"3 runs with windows of up to 1000000 take .* GB with what they record, and 1.0 GB"
+        MemoryError, match=r"3 runs with windows of up to 1000000 need .* GB with their records, and 1.0 GB"
     ):
         sweep(Partial(local_step, MODEL), lam, batches, 0.1, 0.1, [1, 10**6, math.inf], memory_limit=1e9)
 
 
 def test_an_absurd_length_is_refused_before_anything_is_traced(lam):
     batches = pack(np.eye(3, V), [[0, 1]])
-    with pytest.raises(MemoryError, match="up to 1000000000 take"):
+    with pytest.raises(MemoryError, match="up to 1000000000 need"):
         sweep(Partial(local_step, MODEL), lam, batches, 0.1, 0.1, [1, 10**9])
 
 
@@ -198,7 +201,7 @@ def test_window_options_reach_the_state():
     lam = jnp.ones((4, 2))
     assert init(lam, 3, dtype=jnp.bfloat16).window.buffer.dtype.itemsize == 2
     assert init(lam, math.inf).window.buffer.size == 0
-    state = init(lam, exponential=True)
+    state = init(lam, Exponential())
     for value in (1.0, 3.0):
         state = global_step(state, jnp.full((4, 2), value), 0.5, 1.0, length=math.inf)
     np.testing.assert_allclose(state.params, 2.5)
@@ -257,8 +260,8 @@ def test_sweep_copies_no_ring():
         return {"moving": params["moving"] * x.mean(), "same": jnp.ones((300, 64)) * x.mean()}, None
 
     params = {"moving": jnp.ones((300, 64)), "same": jnp.ones((300, 64))}
-    inputs = (svi.as_pytree(step), params, jnp.ones((9, 2)), 0.1, jnp.full(9, 0.1), jnp.array([1.0, 5.0, 20.0]))
-    compiled = svi._sweep.lower(*inputs, capacity=20, warmup="mean", dtype=None, record=None).compile()
+    inputs = (FunctionModel(step, 0.1), params, jnp.ones((9, 2)), jnp.full(9, 0.1), jnp.array([1.0, 5.0, 20.0]))
+    compiled = svi._sweep.lower(*inputs, kind=Moving(20), warmup="mean", record=None).compile()
     loops, _ = compiled.as_text().split("ENTRY")  # what is done once, before the first step, stands in the entry
     assert "f32[3,21,300,64]" in loops
     assert not re.findall(r"f32\[3,21,300,64\]\S* copy\(", loops)
@@ -324,7 +327,7 @@ def test_bad_arguments_are_named(lam):
     with pytest.raises(ValueError, match="lengths must be several window lengths"):
         sweep(step, lam, stack, 0.1, 0.1, [])
     for bad in (0, math.nan, -math.inf):
-        with pytest.raises(ValueError, match="the length of this window must be"):
+        with pytest.raises(ValueError, match="length must be"):
             sweep(step, lam, stack, 0.1, 0.1, [bad, 3])
     with pytest.raises(ValueError, match="must be single numbers"):
         global_step(init(lam, 2), lam, 0.1, [0.5, 0.2, 0.1, 0.1])
@@ -336,10 +339,10 @@ def test_bad_arguments_are_named(lam):
         run(lambda params, batch: params, init(lam, 2), stack, 0.1, 0.1)
     with pytest.raises(ValueError, match="the documents have 30 words, but lam has 29 rows"):
         run(step, init(lam[:-1], 2), stack, 0.1, 0.1)
-    with pytest.raises(ValueError, match="give the window a capacity, or exponential=True"):
+    with pytest.raises(ValueError, match="capacity is missing: give the longest window, or a window kind"):
         init(lam)
-    with pytest.raises(ValueError, match="give the window a capacity, or exponential=True"):
-        init(lam, 3, exponential=True)
+    with pytest.raises(ValueError, match="dtype belongs to the window kind"):
+        init(lam, Exponential(), dtype=jnp.bfloat16)
     with pytest.raises(ValueError, match=r"params\['a'\] must be floats, got int32"):
         init({"a": jnp.array([3, 9])}, 2)
 

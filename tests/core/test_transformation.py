@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from smoothgrad_jax import averaged_step, global_step, init, natural_gradient, smoothed_svi, window_mean
+from smoothgrad_jax import Exponential, averaged_step, global_step, init, natural_gradient, smoothed_svi, window_mean
 
 PARAMS = {"a": jnp.array([1.0, 2.0]), "b": (jnp.ones((2, 3)), None)}
 
@@ -22,7 +22,7 @@ TRANSFORMS = {
     "window_mean": window_mean(3),
     "window_mean, everything": window_mean(math.inf),
     "window_mean, zeros": window_mean(3, warmup="zeros"),
-    "window_mean, exponential": window_mean(3, exponential=True),
+    "window_mean, exponential": window_mean(Exponential(3)),
     "window_mean, bfloat16": window_mean(3, dtype=jnp.bfloat16),
     "window_mean, schedule": window_mean(lambda t: 1 + t % 3, capacity=3),
     "natural_gradient": natural_gradient(0.5),
@@ -236,19 +236,19 @@ def test_bad_arguments_are_named():
     with pytest.raises(ValueError, match="needs a capacity"):
         window_mean(lambda t: t)
     for length in (0, -1, 2.5, math.nan, -math.inf):
-        with pytest.raises(ValueError, match="the length of this window must be"):
+        with pytest.raises(ValueError, match="length must be"):
             window_mean(length)
-    with pytest.raises(ValueError, match="a number or a schedule, got None"):
+    with pytest.raises(ValueError, match="a schedule or a window kind, got None"):
         window_mean(None)
     with pytest.raises(ValueError, match="static_args='length'"):
         jax.jit(optax.inject_hyperparams(smoothed_svi)(length=3, prior=0.1, learning_rate=0.1).init)(PARAMS)
-    with pytest.raises(ValueError, match="neither capacity nor dtype"):
-        window_mean(3, exponential=True, capacity=3)
+    with pytest.raises(ValueError, match="belong to the window kind"):
+        window_mean(Exponential(3), capacity=3)
     with pytest.raises(ValueError, match="'mean' or 'zeros'"):
         window_mean(3, warmup="none")
     with pytest.raises(ValueError, match="capacity 2"):
         window_mean(3, capacity=2)
     with pytest.raises(ValueError, match="a number from 1 on"):
-        window_mean(0.5, exponential=True)
+        window_mean(Exponential(0.5))
     with pytest.raises(ValueError, match="natural_gradient needs the parameters"):
         natural_gradient(0.1).update({"a": 1.0}, optax.EmptyState())

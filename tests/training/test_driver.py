@@ -18,6 +18,7 @@ import pytest
 from smoothgrad_jax import (
     LDA,
     Corpus,
+    Exponential,
     NotFiniteError,
     fit,
     init,
@@ -203,7 +204,7 @@ def test_a_model_of_ones_own(rng):
 def test_the_exponential_window_goes_the_dense_way(X, lam):
     model = LDA(0.3, 0.2, D)
     batches = pack(X, np.stack([sample(KEY, t, D, B) for t in range(12)]))
-    state = init(lam, exponential=True)
+    state = init(lam, Exponential())
     expected, _ = run(jax.tree_util.Partial(local_step, model), state, batches, 0.2, robbins_monro(10, 0.7), 4)
     options = {"window": 4, "exponential": True, "rho": robbins_monro(10, 0.7)}
     training = fit(X, model, lam, batch_size=B, key=KEY, **options).finish()
