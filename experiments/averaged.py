@@ -1,21 +1,21 @@
-"""What the paper rejects: averaging gradients instead of statistics. How many entries of λ turn negative, and when?
+"""Measure the baseline that the paper rejects: averaged gradients. How many entries of λ become negative, and when?
 
     python experiments/averaged.py                                generated documents, less than two minutes
-    python experiments/averaged.py --corpus arxiv_2k/bow.npz      1,800 abstracts to learn from, 200 to score
-    python experiments/averaged.py --corpus arxiv_2k --draw       verdict and figure from the results alone
+    python experiments/averaged.py --corpus arxiv_2k/bow.npz      1,800 training documents, 200 held out
+    python experiments/averaged.py --corpus arxiv_2k --draw       verdict and figure from the stored results
 
-Three methods on the same start and the same minibatches, for every L, ρ and seed:
+Three methods with the same initial λ and the same minibatches, for every L, ρ and seed:
 
-    smoothed   λ ← λ + ρ ((η − λ) + mean_L Ŝ)           the paper's
+    smoothed   λ ← λ + ρ ((η − λ) + mean_L Ŝ)           the paper's method
     averaged   λ ← λ + ρ mean_L ((η − λ) + Ŝ)           the baseline
-    clipped    the baseline, and then λ ← max(λ, η)     η and no tiny floor: every λ = η + statistics is at least η
+    clipped    the baseline, then λ ← max(λ, η)         η is the smallest value that λ = η + statistics can have
 
-Without a Dirichlet there is no score: the curve of the baseline ends at the first step with an entry of λ ≤ 0. (The run
-itself goes on, as the local step takes the smallest positive float for such an entry.)
+λ ≤ 0 defines no Dirichlet distribution and has no score, so the curve of the baseline ends at the first step with such
+an entry. (The run itself continues: the local step replaces such an entry by the smallest positive float.)
 
-Why ρL decides. An entry without statistics follows λ' = −ρ · mean_L(λ − η). With z = sL for a solution e^(s i) this is
-z² = −ρL (1 − e^−z): from ρL = max x²/(e^x − 1) = 0.648 on it has no decay without oscillation, so that λ falls below η;
-from ρL = π²/2 = 4.93 on the oscillation grows.
+Why the product ρL matters: an entry without statistics follows λ' = −ρ · mean_L(λ − η). With z = sL for a solution
+e^(s i) this is z² = −ρL (1 − e^−z). From ρL = max x²/(e^x − 1) = 0.648 on, every solution oscillates, so that λ falls
+below η; from ρL = π²/2 = 4.93 on, the oscillation grows.
 """
 
 import sys
@@ -49,7 +49,7 @@ POINTS = 120
 
 
 def clipped_step(state, stats, prior, rho, length=None, *, warmup="mean"):
-    """The baseline, and then λ ← max(λ, η)."""
+    """Take a step of the baseline, then set λ ← max(λ, η)."""
     moved = averaged_step(state, stats, prior, rho, length, warmup=warmup)
     return moved._replace(params=jnp.maximum(moved.params, jnp.asarray(prior, moved.params.dtype)))
 
@@ -58,7 +58,8 @@ METHODS = {"smoothed": global_step, "averaged": averaged_step, "clipped": clippe
 
 
 class Config(NamedTuple):
-    """Letters as in the package; ``products`` are the ρL of the search for where it goes wrong."""
+    """Settings of the study, in the package's letters; ``products`` are the values of ρL at which negative entries are
+    searched for."""
 
     lengths: tuple[int, ...] = (10, 30, 100)
     rhos: tuple[float, ...] = (0.01, 0.1)
@@ -89,7 +90,7 @@ SMALL = Config(
 
 
 def problem(data, config, seed):
-    """Model, first λ and minibatches of a seed."""
+    """Return the model, the initial λ and the minibatches of a seed."""
     X = data.corpus
     rows = np.random.default_rng(seed).integers(0, X.num_docs, (config.steps, config.batch_size))
     lam = init_topics(jax.random.key(seed), X.num_words, config.topics)
@@ -98,18 +99,18 @@ def problem(data, config, seed):
 
 @partial(jax.jit, static_argnames="capacity")
 def begin_plain(lam, lengths, capacity):
-    """States of several runs whose bias is not measured."""
+    """Return the states of several runs whose bias is not measured."""
     return jax.vmap(lambda _: init(lam, capacity), out_axes=svi.vmap_axes())(lengths)
 
 
 def negatives(state, _):
-    """What is kept of a step."""
+    """Return what is recorded of a step."""
     return count_negative(state.params)
 
 
 @partial(jax.jit, static_argnames="update", donate_argnames="states")
 def advance_plain(states, lengths, rhos, batches, model, update):
-    """Some steps of several runs: the states, and the numbers of entries of λ ≤ 0 [R, T]."""
+    """Advance several runs by some steps; return the states and the numbers of entries of λ ≤ 0 [R, T]."""
 
     def one(state, length, rho):
         step = Partial(without_info, model)
@@ -119,14 +120,14 @@ def advance_plain(states, lengths, rhos, batches, model, update):
 
 
 def compare(data, config: Config, method: str, seed: int) -> list[dict[str, Any]]:
-    """All L and ρ of one method and seed, side by side; what is kept of each. Bias is measured for the first seed."""
+    """Run one method and seed with all L and ρ side by side. Bias is measured for the first seed only."""
     model, lam, batches = problem(data, config, seed)
     halves = [jax.tree.map(jnp.asarray, pack(half)) for half in data.halves]
     settings = [(L, rho) for rho in config.rhos for L in config.lengths]
     lengths, rhos = (jnp.asarray(x, float) for x in zip(*settings, strict=True))
     update, measured = METHODS[method], seed == config.seeds[0]
     if measured:
-        whole = jax.tree.map(jnp.asarray, pack(data.corpus))
+        full = jax.tree.map(jnp.asarray, pack(data.corpus))
         states = begin(lam, lengths, max(config.lengths), update)
     else:
         states = begin_plain(lam, lengths, max(config.lengths))
@@ -134,7 +135,7 @@ def compare(data, config: Config, method: str, seed: int) -> list[dict[str, Any]
     for start, stop in reported(0, config.steps, config.score_every, f"{method}, seed {seed}"):
         few = jax.tree.map(lambda x, a=start, b=stop: x[a:b], batches)
         if measured:
-            states, (errors, negative) = advance(states, lengths, rhos, few, model, whole, "mean", update)
+            states, (errors, negative) = advance(states, lengths, rhos, few, model, full, "mean", update)
             kept = [negative, errors.squared_bias, *([] if errors.extra_bias is None else [errors.extra_bias])]
         else:
             states, negative = advance_plain(states, lengths, rhos, few, model, update)
@@ -155,12 +156,12 @@ def compare(data, config: Config, method: str, seed: int) -> list[dict[str, Any]
 
 
 def score(model, lam, halves):
-    """Nats per held-out word."""
+    """Return nats per held-out word."""
     return number(float(log_predictive(model, lam, *halves)), 6)
 
 
 def facts(negative: np.ndarray, bias: Any = None, extra: Any = None) -> dict[str, Any]:
-    """Numbers from all steps of a run, and thinned curves to draw."""
+    """Summarise all steps of a run, and thin its curves for the figure."""
     at, late, below = thin(len(negative), POINTS) - 1, slice(len(negative) // 2, None), np.flatnonzero(negative)
     body = {
         "first_negative": int(below[0]) + 1 if below.size else None,
@@ -176,12 +177,12 @@ def facts(negative: np.ndarray, bias: Any = None, extra: Any = None) -> dict[str
 
 
 def number(x: float, digits: int = 5) -> float | None:
-    """As JSON can hold it: None where it is not finite."""
+    """Round a number for JSON; None if it is not finite."""
     return float(f"{x:.{digits}g}") if np.isfinite(x) else None
 
 
 def search(data, config: Config, length: int) -> list[dict[str, Any]]:
-    """For every ρL: the most entries of λ ≤ 0, and when the first appears."""
+    """Return, for every ρL, the largest number of entries of λ ≤ 0 and the step of the first."""
     model, lam, batches = problem(data, config, config.seeds[0])
     rhos = [product / length for product in config.products]
     lengths = jnp.full(len(rhos), float(length))
@@ -202,13 +203,12 @@ def search(data, config: Config, length: int) -> list[dict[str, Any]]:
 
 
 def pick(results: Results, **setting: Any) -> list[dict[str, Any]]:
-    """The runs with these settings."""
+    """Return the runs with these settings."""
     return [run for run in results.runs if setting.items() <= run["setting"].items()]
 
 
 def safe_product(runs: list[dict[str, Any]]) -> tuple[float | None, float | None]:
-    """Of the search with one length: the largest ρL below which no λ turned negative, and the smallest at which one
-    did."""
+    """Return the largest ρL without negative entries and the smallest with some, for the runs of one length."""
     runs = sorted(runs, key=lambda run: run["setting"]["search"])
     wrong = [run["setting"]["search"] for run in runs if run["most_negative"]]
     first = min(wrong, default=None)
@@ -217,14 +217,14 @@ def safe_product(runs: list[dict[str, Any]]) -> tuple[float | None, float | None
 
 
 def score_gains(runs: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[float]:
-    """Last score minus that of the run with the same seed among the others, where both have one."""
+    """Return last score minus last score of the other run with the same seed, where both exist."""
     last = {run["setting"]["seed"]: run["scores"][-1] for run in others}
     pairs = [(run["scores"][-1], last.get(run["setting"]["seed"])) for run in runs]
     return [a - b for a, b in pairs if a is not None and b is not None]
 
 
 def verdict(results: Results) -> list[str]:
-    """Negative entries, bias and score of each method, and where it starts to go wrong."""
+    """Report negative entries, bias and score of each method, and the ρL at which negative entries begin."""
     config = results.facts["config"]
     entries = results.facts["corpus"]["words"] * config["topics"]
     said = []
@@ -236,14 +236,14 @@ def verdict(results: Results) -> list[str]:
                 continue
             first = [run["first_negative"] for run in averaged]
             most = max(run["most_negative"] for run in averaged)
-            none = (
+            found = (
                 "none" if not most else f"at most {most:,} ({100 * most / entries:.2g} %), first at i = {_list(first)}"
             )
             kept = sum(run["most_negative"] for run in (*smoothed, *clipped))
             one, two = (next(run for run in runs if "late_bias" in run) for runs in (smoothed, averaged))
             said.append(
-                f"ρ = {rho:g}, L = {L} (ρL = {rho * L:g}), {len(averaged)} seeds: entries of λ ≤ 0: averaged {none}; "
-                f"the others {kept}"
+                f"ρ = {rho:g}, L = {L} (ρL = {rho * L:g}), {len(averaged)} seeds: entries of λ ≤ 0: averaged {found}; "
+                f"smoothed and clipped {kept}"
             )
             said.append(
                 f"  late SB: smoothed {_number(one['late_bias'])}, averaged {_number(two['late_bias'])}, of which "
@@ -283,7 +283,7 @@ LINES = ((("tab:green"), "-."), ("tab:blue", "--"), ("tab:red", "-"))
 
 
 def draw(results: Results, path) -> None:
-    """Negative entries over time and against ρL; bias; scores."""
+    """Draw negative entries over time and against ρL, bias, and scores."""
     plt = pyplot()
     config, corpus = results.facts["config"], results.facts["corpus"]
     entries = corpus["words"] * config["topics"]
@@ -296,9 +296,9 @@ def draw(results: Results, path) -> None:
         ends = []
         for L, (colour, line) in zip(config["lengths"], LINES, strict=True):
             for found in pick(results, method="averaged", window=L, rho=rho, seed=seed):
-                share = np.array(found["negative"]) / entries
-                axes.plot(at, 100 * share, color=colour, linestyle=line)
-                ends.append((at[-1], 100 * share[-1], f"L = {L}", colour))
+                percent = 100 * np.array(found["negative"]) / entries
+                axes.plot(at, percent, color=colour, linestyle=line)
+                ends.append((at[-1], percent[-1], f"L = {L}", colour))
         axes.set_title(f"entries of λ ≤ 0, averaged, ρ = {rho:g}")
         axes.set_ylabel("% of all entries")
         if any(found["most_negative"] for found in pick(results, method="averaged", rho=rho, seed=seed)):
@@ -388,8 +388,8 @@ def _scores(axes, results, config, setting):
         if not found:
             continue
         rows = np.array([[np.nan if v is None else v for v in run["scores"]] for run in found])
-        whole = ~np.isnan(rows).any(0)
-        if not whole.any():
+        scored = ~np.isnan(rows).any(0)
+        if not scored.any():
             axes.text(
                 0.98,
                 0.04,
@@ -400,8 +400,8 @@ def _scores(axes, results, config, setting):
                 transform=axes.transAxes,
             )
             continue
-        # The curve ends where the first seed has no Dirichlet any more.
-        last = len(whole) if whole.all() else int(np.argmin(whole))
+        # The curve ends at the first step at which a seed has an entry of λ ≤ 0.
+        last = len(scored) if scored.all() else int(np.argmin(scored))
         x, y = steps[:last], rows[:, :last]
         if last:
             axes.plot(x, y.mean(0), color=colour, linestyle=line)
@@ -428,7 +428,7 @@ def _title(text, setting):
 
 
 def _label_points(axes, ends):
-    """Labels at the ends of curves, moved apart in points: the scale is neither linear nor logarithmic."""
+    """Label the ends of curves. Labels are moved apart in points, because the scale is neither linear nor log."""
     ends = sorted(ends, key=lambda end: end[1])
     heights = [72 / axes.figure.dpi * axes.transData.transform((x, y))[1] for x, y, *_ in ends]
     for (x, y, text, colour), height, place in zip(ends, heights, spread(heights, 10), strict=True):
@@ -442,15 +442,15 @@ def _label(axes, ends):
 
 
 def main():
-    """Run what is missing, say the verdict, draw the figure."""
+    """Make the missing runs, print the verdict, draw the figure."""
     parser = arguments(__doc__)
-    parser.add_argument("--steps", type=int, help="other than the study has")
+    parser.add_argument("--steps", type=int, help="number of steps, instead of the study's")
     args = parser.parse_args()
     results = Results(args.results / f"averaged_{corpus_name(args.corpus)}.json")
     if not args.draw:
         run_missing(results, args)
     if not results.runs:
-        sys.exit(f"{results.path}: no results to draw; leave --draw out to make them")
+        sys.exit(f"{results.path}: no results to draw; run without --draw first")
     for line in verdict(results):
         print(line)
     draw(results, results.path.with_suffix(".png"))
@@ -458,7 +458,7 @@ def main():
 
 
 def run_missing(results, args):
-    """Make the runs that are not in the file; it is written after each group of them."""
+    """Make the runs that the file lacks; write the file after each group of runs."""
     config = PAPER if args.corpus else SMALL
     config = config._replace(steps=args.steps or config.steps)
     data = load(args.corpus, config.held_out, config.documents)
@@ -481,7 +481,7 @@ def run_missing(results, args):
         try:
             made = make(data, config, *what)
         except KeyboardInterrupt:
-            sys.exit(f"interrupted: {len(results.runs)} runs are in {results.path}; the same command goes on")
+            sys.exit(f"interrupted: {len(results.runs)} runs are in {results.path}; the same command continues")
         results.facts["seconds"][label] = round(time.monotonic() - begun)
         results.runs += made
         results.write()

@@ -1,9 +1,9 @@
-"""What the core costs: the window, the global step, the local step, the import.
+"""Measure the core: the window, the global step, the local step, the import.
 
     python experiments/benchmark_core.py
 
-Everything that is compared runs in one process, interleaved, and the median over the rounds is reported with the
-minimum beside it. The local step and scikit-learn's (``pip install scikit-learn``) share one pinned core.
+Programs that are compared run interleaved in one process; the median over the rounds is printed with the minimum. The
+local step and scikit-learn's E-step (``pip install scikit-learn``) run on the same pinned core.
 """
 
 import argparse
@@ -19,7 +19,7 @@ V, K, B = 8_000, 100, 300
 
 
 def interleave(programs, rounds):
-    """Seconds per call, {name: [rounds]}; programs run in turn so that noise hits all of them."""
+    """Return seconds per call, {name: [rounds]}; the programs alternate, so that noise affects all of them."""
     times = {name: [] for name in programs}
     for program in programs.values():
         program()
@@ -42,7 +42,7 @@ def show(times, scale=1.0):
 
 
 def global_steps(rounds):
-    """Capacity 1 against 100, one step at a time and in a scan; four windows under vmap against four steps."""
+    """Compare capacity 1 with 100, in single steps and in a scan; compare four windows under vmap with four steps."""
     import jax
     import jax.numpy as jnp
 
@@ -94,7 +94,7 @@ def global_steps(rounds):
 
     print(f"\nglobal_step, V = {V:,}, K = {K}, {rounds} rounds")
     alone = show(interleave({f"capacity {c}": single(c) for c in (1, 100)}, rounds))
-    print(f"  in lax.scan, {scanned_steps} steps a call")
+    print(f"  in lax.scan, {scanned_steps} steps per call")
     inside = show(interleave({f"capacity {c}": in_scan(c) for c in (1, 100)}, max(rounds // 10, 3)), scanned_steps)
     print("  windows of 1, 3, 10 and 30")
     vmap = show(
@@ -114,7 +114,7 @@ def global_steps(rounds):
 
 
 def local_steps(rounds):
-    """The local step beside scikit-learn's, both with the topics that the documents come from."""
+    """Compare the local step with scikit-learn's, both with the topics that generated the documents."""
     import jax
     import numpy as np
     import scipy.sparse
@@ -145,14 +145,14 @@ def local_steps(rounds):
     start = time.perf_counter()
     _, info = ours()
     compiled = time.perf_counter() - start
-    print(f"\nlocal_step, {B} documents of {X.nnz / B:.0f} different words, V = {V:,}, K = {K}, cores: {cores}")
-    print(f"  {float(info.iterations.mean()):.1f} iterations a document; the first call compiled for {compiled:.1f} s")
+    print(f"\nlocal_step, {B} documents of {X.nnz / B:.0f} distinct words, V = {V:,}, K = {K}, cores: {cores}")
+    print(f"  {float(info.iterations.mean()):.1f} iterations per document; compilation took {compiled:.1f} s")
     medians = show(interleave({"local_step": ours, "scikit-learn _update_doc_distribution": theirs}, rounds))
     return {"scikit-learn / local_step": medians["scikit-learn _update_doc_distribution"] / medians["local_step"]}
 
 
 def import_time(rounds):
-    """What importing the package adds to importing jax and optax."""
+    """Measure what the import of the package adds to the import of jax and optax."""
     program = (
         "import time, jax, optax; start = time.perf_counter(); "
         "import smoothgrad_jax; print(time.perf_counter() - start)"
@@ -166,21 +166,21 @@ PARTS = {"global": (global_steps, 100), "local": (local_steps, 10), "import": (i
 
 
 def main():
-    """Run the parts, each in a process of its own, and collect the ratios."""
+    """Run each part in its own process and collect the ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", default=list(PARTS), metavar="part", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("parts", nargs="*", default=list(PARTS), metavar="part", help=f"one of {', '.join(PARTS)}")
     parser.add_argument("--all-cores", action="store_true", help="do not pin the local step to one core")
     parser.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if "local" in args.parts and importlib.util.find_spec("sklearn") is None:
-        parser.error("the local part compares with scikit-learn: pip install '.[test]', or name other parts")
+        parser.error("the local part needs scikit-learn: pip install '.[test]', or name other parts")
     unknown = set(args.parts) - set(PARTS)
     if unknown:
         parser.error(f"no such part: {', '.join(unknown)}")
     if args.json:
         function, rounds = PARTS[args.parts[0]]
         if function is local_steps and not args.all_cores and hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # before jax starts its threads
+            os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # must precede the start of jax's threads
         print("RESULT " + json.dumps(function(rounds)), flush=True)
         return
     import jax

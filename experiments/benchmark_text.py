@@ -1,4 +1,4 @@
-"""What a person with text waits for: the estimator beside scikit-learn's, the command beside the engine, conversion.
+"""Measure the estimator against scikit-learn's, the command against ``fit``, conversion, and memory.
 
     python experiments/benchmark_text.py estimator 20ng/bow.npz arxiv/bow.npz
     python experiments/benchmark_text.py command arxiv/bow.npz
@@ -6,18 +6,18 @@
     python experiments/benchmark_text.py memory abstracts.jsonl.gz abstracts.jsonl.gz
 
 ``estimator`` fits ``SmoothedLDA(K)`` and ``LatentDirichletAllocation(K, learning_method="online")`` to the same
-documents with the same passes, batch size, priors and step sizes, in turn, and scores both on others by the same NumPy
-code (document completion, ``benchmark.py``). Our seconds include compilation, and with several repeats are also shown
-without it.
+documents with the same passes, batch size, priors and step sizes, in turn, and scores both on held-out documents with
+the same NumPy code (document completion, ``benchmark.py``). The seconds of SmoothedLDA include compilation; with
+several repeats they are also shown without it.
 
 ``command`` converts a corpus and trains with ``smoothgrad fit``, in turn with ``fit`` on the same arrays in memory
-(``engine``), each in a process of its own; documents/s are of training with compilation, as both report it.
+(``engine``), each in its own process; documents/s include compilation, as both report it.
 
-``convert`` is ``smoothgrad convert`` in a process of its own; documents/s as it reports them, and seconds with the
-start of Python.
+``convert`` runs ``smoothgrad convert`` in its own process; it shows documents/s as the command reports them, and
+seconds including the start of Python.
 
-``memory`` converts the files (one may be named many times) and trains on the folder for a minute, which Ctrl-C ends; it
-shows the peak of what the processes of each command hold for themselves (RssAnon, looked at ten times a second; Linux).
+``memory`` converts the files (a file may be given many times) and trains on the folder for one minute; it shows the
+peak of the private memory of each command and its child processes (RssAnon, sampled ten times per second; Linux).
 """
 
 import argparse
@@ -40,14 +40,14 @@ SMOOTHGRAD = ("-m", "smoothgrad_jax")
 
 
 def load(path, documents, held_out):
-    """Documents to learn from, and the halves of others."""
+    """Return training documents and the halves of held-out documents."""
     X = scipy.sparse.load_npz(path).tocsr()
     observed, scored = benchmark.split_tokens(X[:held_out], np.random.default_rng(0))
     return X[held_out : held_out + documents], SimpleNamespace(observed=observed, held_out=scored)
 
 
 def estimator(args):
-    """Both estimators on every corpus, in turn."""
+    """Fit both estimators in turn on every corpus."""
     from sklearn.decomposition import LatentDirichletAllocation
 
     from smoothgrad_jax import SmoothedLDA
@@ -85,7 +85,7 @@ def estimator(args):
 
 
 def command(args):
-    """``smoothgrad fit`` from a converted corpus, and ``fit`` on arrays in memory, each in a process of its own."""
+    """Run ``smoothgrad fit`` on a converted corpus and ``fit`` on arrays in memory, each in its own process."""
     for path in args.paths:
         with tempfile.TemporaryDirectory() as folder:
             corpus = pathlib.Path(folder) / "corpus"
@@ -103,7 +103,7 @@ def command(args):
 
 
 def engine(args):
-    """documents/s of ``fit`` on arrays in memory, with what the command takes where nothing is said."""
+    """Print documents/s of ``fit`` on arrays in memory, with the defaults of the command."""
     import jax
 
     from smoothgrad_jax import LDA, Corpus, fit, robbins_monro, seed_topics
@@ -115,16 +115,16 @@ def engine(args):
 
 
 def convert(args):
-    """Text to corpus folder."""
+    """Convert text to a corpus folder."""
     with tempfile.TemporaryDirectory() as folder:
         for repeat in range(args.repeats):
             begun = time.perf_counter()
             printed = run(*SMOOTHGRAD, "convert", *args.paths, pathlib.Path(folder) / str(repeat))
-            print(f"{printed.splitlines()[-1].split(': ')[1]}; {time.perf_counter() - begun:.1f} s with the start")
+            print(f"{printed.splitlines()[-1].split(': ')[1]}; {time.perf_counter() - begun:.1f} s including the start")
 
 
 def memory(args):
-    """Memory of one's own of the two commands."""
+    """Print the private memory of convert and fit."""
     with tempfile.TemporaryDirectory() as folder:
         corpus, model = pathlib.Path(folder) / "corpus", pathlib.Path(folder) / "model"
         fit = ["fit", corpus, "--topics", args.topics, "--passes", 1, "--out", model]
@@ -143,7 +143,7 @@ def memory(args):
 
 
 def own_memory(process):
-    """RssAnon of a process and those that it started, in kB; 0 of one that has ended."""
+    """Return RssAnon of a process and its children in kB; 0 for a process that has ended."""
     try:
         status = pathlib.Path(f"/proc/{process}/status").read_text()
         own = next((int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon")), 0)
@@ -154,17 +154,17 @@ def own_memory(process):
 
 
 def run(*arguments):
-    """``python …`` in a process of its own; its standard output."""
+    """Run ``python …`` in a child process and return its standard output."""
     return subprocess.run(python(*arguments), check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def python(*arguments):
-    """The command for this Python."""
+    """Return the command line for this Python."""
     return [sys.executable, *map(str, arguments)]
 
 
 def main():
-    """One of the measurements."""
+    """Run one of the measurements."""
     measurements = {each.__name__: each for each in (estimator, command, engine, convert, memory)}
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("what", choices=measurements)

@@ -1,14 +1,14 @@
-"""Beyond the paper: other ways to average, on the same documents and the same budget.
+"""Compare other windows than the paper's, on the same documents and with the same number of steps.
 
     python experiments/beyond.py                              generated documents, two minutes
     python experiments/beyond.py --corpus arxiv/bow.npz
 
-Beside fixed windows of L = 1, 10, 100 minibatches: an exponential window with the variance of L (one slot instead of
-L), a window that is phased out to 1 over the second half of the run (the paper's way to convergence), slots in
-bfloat16, and an adaptive window that estimates noise and drift on the way and chooses L by itself. All from the same
-seeds, 1,000 minibatches of 300 documents, with ρ = 0.01 and 0.03: there the windows differ (ρ L = 0.1 to 3), which at
-the paper's 0.001 they hardly do after the first steps; and with ρ_t = (64 + t)^−0.7 from topics that lean to documents,
-as the command and the estimator have it, though here with the paper's priors.
+The study compares fixed windows of L = 1, 10, 100 minibatches with an exponential window that has the variance of L
+(one slot instead of L), a window that is phased out to 1 over the second half of the run (the paper's proposal for
+convergence), slots in bfloat16, and an adaptive window that estimates noise and drift and chooses L. All runs have the
+same seeds and 1,000 minibatches of 300 documents. With ρ = 0.01 and 0.03 the windows differ (ρL = 0.1 to 3); at the
+paper's 0.001 they hardly differ after the first steps. A third regime, ρ_t = (64 + t)^−0.7 with topics initialised from
+documents, is the default of the command and the estimator, here with the paper's priors.
 """
 
 import numpy as np
@@ -24,8 +24,8 @@ SMALL = Setting(rho=0.05, batch_size=100, topics=20, alpha=0.1, eta=0.1, passes=
 USERS = {"rho": (64.0, 0.7), "start": "seeds"}
 
 
-def ways(base: Setting) -> dict[str, Setting]:
-    """What is tried, by name; the fixed windows first."""
+def windows(base: Setting) -> dict[str, Setting]:
+    """Return the windows by name, the fixed windows first."""
     return {
         **{f"L = {L}": base._replace(window=L) for L in FIXED},
         "adaptive": base._replace(window=LONGEST, kind="adaptive"),
@@ -37,7 +37,7 @@ def ways(base: Setting) -> dict[str, Setting]:
 
 
 def regimes(base: Setting) -> dict[str, Setting]:
-    """Step sizes and starts, by name."""
+    """Return step sizes and initialisations, by name."""
     larger = base._replace(rho=3 * base.rho)
     return {
         f"ρ = {base.rho:g}, λ₀ noise": base,
@@ -47,37 +47,37 @@ def regimes(base: Setting) -> dict[str, Setting]:
 
 
 def settings(base: Setting, seeds: tuple[int, ...]) -> list[Setting]:
-    """All runs of the study, seed after seed: all ways with the first, those that are compared with the others too."""
+    """Return all runs of the study: all windows for the first seed, the compared windows for the other seeds."""
     return [
-        way._replace(seed=seed)
+        setting._replace(seed=seed)
         for seed in seeds
         for regime in regimes(base).values()
-        for name, way in ways(regime).items()
+        for name, setting in windows(regime).items()
         if seed == seeds[0] or name in COMPARED
     ]
 
 
 def paper(data) -> list[Setting]:
-    """The settings for a real corpus."""
+    """Return the settings for a real corpus."""
     return settings(based_on(data.facts()), SEEDS)
 
 
 def complete(rows: dict[str, np.ndarray]) -> bool:
-    """Whether all windows that are compared were run, with the same seeds."""
+    """Return whether all compared windows were run with the same seeds."""
     return len({len(rows.get(name, ())) for name in COMPARED}) == 1 and "adaptive" in rows
 
 
 def based_on(corpus: dict) -> Setting:
-    """The common part of the settings for a corpus."""
+    """Return the settings that all runs on a corpus have in common."""
     if corpus["name"] == "generated":
         return SMALL
     return PAPER._replace(passes=STEPS * PAPER.batch_size / corpus["documents"])
 
 
-def table(results: Results) -> dict[str, dict[str, np.ndarray]]:
-    """By regime and way, the last scores of all seeds."""
+def last_scores(results: Results) -> dict[str, dict[str, np.ndarray]]:
+    """Return the last scores of all seeds, by regime and window."""
     found = {
-        regime: {name: results.finals(way, SEEDS) for name, way in ways(base).items()}
+        regime: {name: results.finals(setting, SEEDS) for name, setting in windows(base).items()}
         for regime, base in regimes(based_on(results.facts["corpus"])).items()
     }
     return {
@@ -88,9 +88,9 @@ def table(results: Results) -> dict[str, dict[str, np.ndarray]]:
 
 
 def verdict(results: Results) -> list[str]:
-    """Mean scores; and whether the adaptive window is within the seeds' spread of the best fixed one."""
+    """Report mean scores, and whether the adaptive window is within the spread of the seeds of the best fixed one."""
     lines = []
-    for regime, rows in table(results).items():
+    for regime, rows in last_scores(results).items():
         for name, scores in rows.items():
             lines.append(f"{regime}, {name}: {scores.mean():.4f} ({', '.join(f'{score:.4f}' for score in scores)})")
         fixed = {name: scores for name, scores in rows.items() if name in COMPARED[1:]}
@@ -107,9 +107,9 @@ def verdict(results: Results) -> list[str]:
 
 
 def draw(results: Results, path) -> None:
-    """A panel for each regime: a row for each way, a dot for each seed. Below, the L that was chosen."""
+    """Draw a panel per regime: a row per window, a dot per seed. Below, the L that the adaptive window chose."""
     plt = pyplot()
-    rows = table(results)
+    rows = last_scores(results)
     figure, panels = plt.subplots(
         2, len(rows), figsize=(5.2 * len(rows), 5), layout="constrained", squeeze=False, height_ratios=(3, 2)
     )
@@ -127,7 +127,7 @@ def draw(results: Results, path) -> None:
         top.tick_params(axis="y", length=0)
         top.set_title(regime.replace("^−0.7", "$^{-0.7}$"))
         top.set_xlabel("held-out log p(word), mean")
-        adaptive = ways(bases[regime])["adaptive"]
+        adaptive = windows(bases[regime])["adaptive"]
         for seed, line in zip(SEEDS, ("-", "--", ":"), strict=True):
             run = results.find(adaptive._replace(seed=seed))
             if run:

@@ -1,13 +1,13 @@
-"""The paper's first figure: bias and variance of the smoothed gradient along a run, for several windows.
+"""Reproduce the paper's first figure: bias and variance of the smoothed gradient along a run, for several windows.
 
     python experiments/bias_variance.py                                generated documents, less than two minutes
     python experiments/bias_variance.py --corpus arxiv_2k/bow.npz      2,000 abstracts, the paper's settings
-    python experiments/bias_variance.py --corpus arxiv_2k --draw       verdicts and figures from the results alone
+    python experiments/bias_variance.py --corpus arxiv_2k --draw       verdicts and figures from the stored results
 
-The paper's settings: K = 100 topics, B = 300 documents a minibatch drawn with replacement, α = η = 0.5, ρ = 0.01, λ
-from noise; the statistics of the whole corpus at every step. All windows share one program and the same minibatches,
-once with each warm-up: "zeros" is Algorithm 1, "mean" what its prose says. Verdicts are computed from every step; the
-file of results keeps a part of them to draw. Ctrl-C keeps what is measured, and the same command goes on.
+The paper's settings: K = 100 topics, B = 300 documents per minibatch drawn with replacement, α = η = 0.5, ρ = 0.01, λ
+from noise; the statistics of the full corpus at every step. All windows run in one program on the same minibatches,
+once per warm-up: "zeros" is Algorithm 1, "mean" is the paper's prose. Verdicts are computed from every step; the
+results file keeps a part of the steps for the figure. After Ctrl-C the same command continues.
 """
 
 import pathlib
@@ -43,13 +43,13 @@ from smoothgrad_jax.core import diagnostics
 
 WARMUPS = ("zeros", "mean")
 CURVES = ("squared_bias", "variance", "squared_error")
-POINTS = 300  # of a curve that are kept to draw
-CHUNK = 10  # steps between two reports
-SAVE_EVERY = 300.0  # seconds; the windows are gigabytes
+POINTS = 300  # points per curve that are stored for the figure
+CHUNK = 10  # steps per progress report
+SAVE_EVERY = 300.0  # seconds; the windows take gigabytes
 
 
 class Config(NamedTuple):
-    """Letters as in the package; ``shown`` are the lengths with a panel of their own, D = ``documents``."""
+    """Settings of the study, in the package's letters; ``shown`` are the lengths with a panel, D = ``documents``."""
 
     lengths: tuple[int, ...] = (1, 3, 10, 30, 100, 300)
     shown: tuple[int, ...] = (30, 100, 300)
@@ -71,25 +71,25 @@ SMALL = Config((1, 3, 10, 30, 100), (10, 30, 100), batch_size=100, topics=10, st
 
 
 def without_info(model, lam, batch):
-    """A local step as ``run`` takes it."""
+    """Run a local step and drop its info."""
     return local_step(model, lam, batch)[0], None
 
 
 def errors_and_negatives(state, error):
-    """What is kept of a step."""
+    """Return what is recorded of a step."""
     return error, count_negative(state.params)
 
 
 @partial(jax.jit, static_argnames=("capacity", "update"))
 def begin(lam: jax.Array, lengths: jax.Array, capacity: int, update: Callable = global_step) -> Any:
-    """States of several runs, that of every length."""
+    """Return the states of several runs, one per length."""
     each = jax.vmap(lambda _: diagnostics.measured(init(lam, capacity), update), out_axes=diagnostics.vmap_axes(update))
     return each(lengths)
 
 
 @partial(jax.jit, static_argnames=("warmup", "update"), donate_argnames="states")
 def advance(states, lengths, rhos, batches, model, data, warmup, update=global_step):
-    """Some steps of all runs: the states, and [R, T] of errors and of numbers of entries that are not positive."""
+    """Advance all runs by some steps; return the states, and errors and numbers of non-positive entries [R, T]."""
     axes = diagnostics.vmap_axes(update)
 
     def one(state, length, rho):
@@ -100,19 +100,19 @@ def advance(states, lengths, rhos, batches, model, data, warmup, update=global_s
 
 
 class Interrupted:
-    """Whether Ctrl-C was pressed: a state that a step has taken is whole again only after the step."""
+    """Delay Ctrl-C to the end of a step: a state that was donated to a step cannot be saved before the step returns."""
 
     def __enter__(self):
         self._event = threading.Event()
-        self._before = signal.signal(signal.SIGINT, lambda *_: self._event.set())
+        self._previous = signal.signal(signal.SIGINT, lambda *_: self._event.set())
         return self._event
 
     def __exit__(self, *_):
-        signal.signal(signal.SIGINT, self._before)
+        signal.signal(signal.SIGINT, self._previous)
 
 
 def reported(first: int, last: int, size: int, label: str) -> Iterator[tuple[int, int]]:
-    """Chunks (from, to) of the steps ``first`` … ``last`` − 1; tells the rate and the time left after each."""
+    """Yield chunks (from, to) of the steps ``first`` … ``last`` − 1; print rate and remaining time after each."""
     begun, said = None, time.monotonic()
     for start in range(first, last, size):
         stop = min(start + size, last)
@@ -128,7 +128,7 @@ def reported(first: int, last: int, size: int, label: str) -> Iterator[tuple[int
 
 
 class Measured(NamedTuple):
-    """SB, VAR and SE [3, R, T] of all lengths, the seconds that took, and whether Ctrl-C cut it short."""
+    """SB, VAR and SE [3, R, T] of all lengths, the seconds they took, and whether Ctrl-C ended the run early."""
 
     found: np.ndarray
     seconds: float
@@ -136,22 +136,22 @@ class Measured(NamedTuple):
 
 
 def measure(X: Any, config: Config, warmup: str, scratch: pathlib.Path) -> Measured:
-    """Run all lengths side by side, or go on with them.
+    """Run all lengths side by side, or continue them.
 
     Args:
       X: Documents × words.
-      config: The study.
-      warmup: As in the package.
-      scratch: A file for what is needed to go on.
+      config: The settings of the study.
+      warmup: ``"mean"`` or ``"zeros"``.
+      scratch: A file for the state of an interrupted run.
     """
     lam = init_topics(jax.random.key(config.seed), X.shape[1], config.topics)
     lengths, rhos = (jnp.asarray(x, float) for x in (config.lengths, [config.rho] * len(config.lengths)))
-    first, before, parts, states = 0, 0.0, [], None
+    first, earlier, parts, states = 0, 0.0, [], None
     if scratch.exists():
         like = jax.eval_shape(partial(begin, capacity=max(config.lengths)), lam, lengths)
-        states, (found, before, _) = go_on(scratch, like)
+        states, (found, earlier, _) = restore(scratch, like)
         first, parts = found.shape[-1], [found]
-        print(f"{warmup}: goes on from step {first:,}", flush=True)
+        print(f"{warmup}: continues from step {first:,}", flush=True)
     model = LDA(config.alpha, config.eta, float(X.shape[0]))
     rows = np.random.default_rng(config.seed).integers(0, X.shape[0], (config.steps, config.batch_size))
     batches, data = pack(X, rows), jax.tree.map(jnp.asarray, pack(X))
@@ -159,7 +159,7 @@ def measure(X: Any, config: Config, warmup: str, scratch: pathlib.Path) -> Measu
     begun = saved = time.monotonic()
 
     def so_far(*, cut=False):
-        return Measured(np.concatenate(parts, -1), before + time.monotonic() - begun, cut)
+        return Measured(np.concatenate(parts, -1), earlier + time.monotonic() - begun, cut)
 
     with Interrupted() as interrupted:
         for start, stop in reported(first, config.steps, CHUNK, warmup):
@@ -175,7 +175,7 @@ def measure(X: Any, config: Config, warmup: str, scratch: pathlib.Path) -> Measu
 
 
 def save(path: pathlib.Path, states: Any, measured: Measured) -> None:
-    """Write what is needed to go on; a file that was there stays whole until the new one is."""
+    """Write the state of an interrupted run. The previous file remains intact until the new file is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".new.npz")
     kept = {"found": measured.found, "seconds": measured.seconds}
@@ -183,19 +183,19 @@ def save(path: pathlib.Path, states: Any, measured: Measured) -> None:
     beside.replace(path)
 
 
-def go_on(path: pathlib.Path, like: Any) -> tuple[Any, Measured]:
-    """What :func:`save` wrote."""
+def restore(path: pathlib.Path, like: Any) -> tuple[Any, Measured]:
+    """Read what :func:`save` wrote."""
     with np.load(path) as kept:
         measured = Measured(kept["found"], float(kept["seconds"]))
         leaves = [jnp.array(kept[f"arr_{i}"]) for i in range(len(jax.tree.leaves(like)))]
         return jax.tree.unflatten(jax.tree.structure(like), leaves), measured
 
 
-# Verdicts: functions of curves alone. Step i is at index i − 1: after it, i minibatches have been seen.
+# Verdicts: functions of the curves. Step i has index i − 1; after it, i minibatches have been processed.
 
 
 def variance_slope(variance: np.ndarray, lengths: Any, after: int) -> dict[str, float]:
-    """The exponent s of VAR ∝ Lˢ, fitted at every step after ``after``: median, and where 90 % of the steps lie."""
+    """Fit the exponent s of VAR ∝ Lˢ at every step after ``after``; return median and range of 90 % of the steps."""
     logs = np.log(variance[:, after:])
     x = np.log(np.asarray(lengths, float))
     slopes = ((x - x.mean()) @ (logs - logs.mean(0))) / ((x - x.mean()) ** 2).sum()
@@ -204,7 +204,7 @@ def variance_slope(variance: np.ndarray, lengths: Any, after: int) -> dict[str, 
 
 
 def decomposition(bias: np.ndarray, variance: np.ndarray, error: np.ndarray) -> dict[str, float]:
-    """SE against SB + VAR of one run: their ratio, and the cross term 2⟨bias, noise⟩ as a share of SE."""
+    """Compare SE with SB + VAR of one run: their ratio, and the cross term 2⟨bias, noise⟩ as a fraction of SE."""
     ratio = error / (bias + variance)
     cross = (error - bias - variance) / error
     low, median, high = np.quantile(ratio, [0.05, 0.5, 0.95])
@@ -218,15 +218,16 @@ def decomposition(bias: np.ndarray, variance: np.ndarray, error: np.ndarray) -> 
 
 
 def kink(curve: np.ndarray, at: int) -> dict[str, float] | None:
-    """How sharply log y turns at i = ``at``: by how much its slope changes from one step to the next.
+    """Measure how sharply log y bends at i = ``at``: the change of its slope from one step to the next.
 
-    The window is full at that step, and the first statistics leave it at the next: the larger change of the two counts.
+    The window is full at that step, and the first statistics leave it at the next step; the larger change of the two is
+    used.
     ``usual`` is the median size of the change at other steps from at/2 to 3/2 at (at least four to either side), and
-    ``times`` the ratio. A corner stands out; a curve that merely bends does not. None where the curve is too short.
+    ``times`` the ratio. A corner has a large ratio; a smooth bend does not. None if the curve is too short.
     """
     y = np.log(np.maximum(curve, np.finfo(float).tiny))
     reach = max(at // 2, 4)
-    # Step i is at index i − 1; where a mean of one value has no bias there is no logarithm.
+    # Step i has index i − 1. A mean of one value has no bias and no logarithm.
     turns = {i: y[i] - 2 * y[i - 1] + y[i - 2] for i in range(max(at - reach, 2), min(at + reach, len(y) - 1) + 1)}
     turns = {i: turn for i, turn in turns.items() if curve[i - 2 : i + 1].min() > 0}
     here = [turns.pop(i) for i in (at, at + 1) if i in turns]
@@ -237,13 +238,13 @@ def kink(curve: np.ndarray, at: int) -> dict[str, float] | None:
 
 
 def smooth(curve: np.ndarray, width: int = 21) -> np.ndarray:
-    """The median over ``width`` steps around each."""
+    """Return the running median over ``width`` steps."""
     padded = np.pad(curve, [(0, 0)] * (curve.ndim - 1) + [(width // 2, width // 2)], mode="edge")
     return np.median(np.lib.stride_tricks.sliding_window_view(padded, width, axis=-1), -1)
 
 
 def best_lengths(error: np.ndarray, lengths: Any) -> list[dict[str, int]]:
-    """Which L has the smallest squared error, and from which step to which; SE is smoothed over time."""
+    """Return the L with the smallest squared error for each range of steps; SE is smoothed over time."""
     best = np.asarray(lengths)[np.argmin(smooth(error), axis=0)]
     edges = np.flatnonzero(np.diff(best)) + 1
     starts, stops = [0, *edges], [*edges, len(best)]
@@ -251,7 +252,7 @@ def best_lengths(error: np.ndarray, lengths: Any) -> list[dict[str, int]]:
 
 
 def late_rise(bias: np.ndarray, length: int) -> dict[str, float] | None:
-    """How far SB rises again after its lowest point with a full window: the highest later value over the lowest."""
+    """Measure the rise of SB after its minimum with a full window: the highest later value over the minimum."""
     if len(bias) < length + 20:
         return None
     later = smooth(bias)[length:]
@@ -265,7 +266,7 @@ def late_rise(bias: np.ndarray, length: int) -> dict[str, float] | None:
 
 
 def verdicts(found: np.ndarray, lengths: Any) -> dict[str, Any]:
-    """All verdicts of one warm-up, from SB, VAR and SE [3, R, T] at every step."""
+    """Compute all verdicts of one warm-up from SB, VAR and SE [3, R, T] at every step."""
     bias, variance, error = found.astype(np.float64)
     longest = max(lengths)
     body: dict[str, Any] = {"steps": int(bias.shape[-1])}
@@ -287,12 +288,12 @@ def verdicts(found: np.ndarray, lengths: Any) -> dict[str, Any]:
 
 
 def by_length(named: dict[str, Any]) -> list[tuple[int, Any]]:
-    """In the order of L; names of JSON are text."""
+    """Sort by L; JSON stores L as text."""
     return sorted((int(L), value) for L, value in named.items())
 
 
 def lines(warmup: str, body: dict[str, Any]) -> list[str]:
-    """Verdicts in words."""
+    """Format the verdicts as lines of text."""
     said = [f"warm-up {warmup}, {body['steps']:,} steps"]
     if "variance_slope" in body:
         slope = body["variance_slope"]
@@ -308,7 +309,7 @@ def lines(warmup: str, body: dict[str, Any]) -> list[str]:
         )
     for L, found in by_length(body["kinks"]):
         said.append(
-            f"  kink at i = L = {L}: slope of log SB changes by {found['change']:+.2g} in a step, nearby by "
+            f"  kink at i = L = {L}: slope of log SB changes by {found['change']:+.2g} in one step, nearby by "
             f"{found['usual']:.2g}: {found['times']:.1f} times"
         )
     best = ", ".join(f"{part['from']}–{part['to']}: L = {part['length']}" for part in body["best"])
@@ -330,7 +331,7 @@ def _rounded(value, digits=5):
 
 
 def thin(steps: int, points: int = POINTS) -> np.ndarray:
-    """Steps to draw: all of the first ones, then in equal proportions."""
+    """Return the steps to draw: all of the first steps, then steps in geometric progression."""
     number = points
     while (kept := np.unique(np.round(np.geomspace(1, steps, number)).astype(int))).size < min(points, steps) - 1:
         number += 1
@@ -338,9 +339,9 @@ def thin(steps: int, points: int = POINTS) -> np.ndarray:
 
 
 def keep(results: Results, config: Config, warmup: str, measured: Measured) -> None:
-    """Put the curves and verdicts of one warm-up into the file."""
+    """Store the curves and verdicts of one warm-up in the results file."""
     found = measured.found
-    ends = [L for L in config.lengths if found.shape[-1] >= L]  # a kink is to be seen where it is
+    ends = [L for L in config.lengths if found.shape[-1] >= L]  # keeps every kink at its exact step
     at = np.union1d(thin(found.shape[-1], POINTS - len(ends)), ends)
     results.facts.setdefault("steps", {})[warmup] = at.tolist()
     results.facts.setdefault("verdicts", {})[warmup] = verdicts(found, config.lengths)
@@ -365,7 +366,7 @@ STYLES = (
 
 
 def draw(results: Results, warmup: str, path: pathlib.Path) -> None:
-    """The paper's two rows of panels: three lengths with all errors, then each error with all lengths."""
+    """Draw the paper's two rows of panels: three lengths with all errors, then each error with all lengths."""
     plt = pyplot()
     config, at = results.facts["config"], np.array(results.facts["steps"][warmup])
     runs = {run["setting"]["window"]: run for run in results.runs if run["setting"]["warmup"] == warmup}
@@ -428,7 +429,7 @@ def _finish(axes, ends):
 
 
 def _same_height(several):
-    """These panels share their limits; labels come last, as they depend on them."""
+    """Give these panels the same limits, then add the labels, which depend on the limits."""
     low, high = (pick(axes.get_ylim()[i] for axes in several) for i, pick in enumerate((min, max)))
     for axes in several:
         axes.set_ylim(low, high)
@@ -439,15 +440,15 @@ def _same_height(several):
 
 
 def main():
-    """Measure what is missing, say the verdicts, draw the figures."""
+    """Make the missing measurements, print the verdicts, draw the figures."""
     parser = arguments(__doc__)
-    parser.add_argument("--steps", type=int, help="other than the study has")
+    parser.add_argument("--steps", type=int, help="number of steps, instead of the study's")
     args = parser.parse_args()
     results = Results(args.results / f"bias_variance_{corpus_name(args.corpus)}.json")
     if not args.draw:
         run(results, args)
     if not results.runs:
-        sys.exit(f"{results.path}: no results to draw; leave --draw out to make them")
+        sys.exit(f"{results.path}: no results to draw; run without --draw first")
     for warmup in results.facts["verdicts"]:
         print("\n".join(lines(warmup, results.facts["verdicts"][warmup])))
         path = results.path.with_name(f"{results.path.stem}_{warmup}.png")
@@ -457,7 +458,7 @@ def main():
 
 
 def run(results, args):
-    """Measure both warm-ups, if they are not in the file."""
+    """Measure the warm-ups that the results file lacks."""
     config = PAPER if args.corpus else SMALL
     config = config._replace(steps=args.steps or config.steps)
     name, X = read(args.corpus)
@@ -482,8 +483,8 @@ def run(results, args):
         measured = measure(X, config, warmup, scratch)
         keep(results, config, warmup, measured)
         if measured.cut:
-            sys.exit(f"interrupted at step {measured.found.shape[-1]:,}: the same command goes on")
-        scratch.unlink(missing_ok=True)  # what was measured is in the results
+            sys.exit(f"interrupted at step {measured.found.shape[-1]:,}: the same command continues")
+        scratch.unlink(missing_ok=True)  # the results file now holds the measurements
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Which settings a person gets who sets only the number of topics: one thing changed at a time, on real corpora.
+"""Compare default settings on real corpora, with one setting changed at a time.
 
     python experiments/defaults.py 20ng/bow.npz reuters/bow.npz arxiv/bow.npz --json defaults.json
 
-Every run starts from the same settings with one of them changed, makes ten passes over at most 20,000 documents of the
-corpus through ``fit``, and is scored on 1,000 others after one, two, five and ten passes: nats per held-out word by
-document completion (higher is better). Seconds are of training, without compilation or scoring. For large corpora:
+Each run changes one of the base settings and trains with ``fit`` for ten passes over at most 20,000 documents of the
+corpus. The score on 1,000 held-out documents after one, two, five and ten passes is nats per held-out word by document
+completion (higher is better). Seconds are training time without compilation and scoring. For large corpora:
 
     python experiments/defaults.py arxiv/bow.npz --documents 600000 --topics 100 --passes 1 --change alpha
 """
@@ -27,7 +27,7 @@ CHANGES = {
     "alpha": (0.02, 0.5),
     "eta": (0.01, 0.5),
 }
-AFTER = (0.1, 0.2, 0.5, 1)  # shares of the run
+AFTER = (0.1, 0.2, 0.5, 1)  # fractions of the run
 STARTS = {
     "seeds": seed_topics,
     "noise": lambda key, corpus, num_topics: init_topics(key, corpus.num_words, num_topics),
@@ -35,7 +35,7 @@ STARTS = {
 
 
 def settings(only):
-    """The base, and every change of it, or of one thing only."""
+    """Yield the base settings and every change of them, or the changes of one setting only."""
     yield "base", BASE
     for name, values in CHANGES.items() if only is None else [(only, CHANGES[only])]:
         for value in values:
@@ -43,7 +43,7 @@ def settings(only):
 
 
 def scores(corpus, halves, num_topics, seed, chosen, start, passes):
-    """{share of the run: (score, seconds)}."""
+    """Return {fraction of the run: (score, seconds)}."""
     model = LDA(chosen["alpha"], chosen["eta"], corpus.num_docs)
     lam = start(jax.random.key(seed), corpus, num_topics)
     a_tenth = -(-round(passes * corpus.num_docs / 10) // chosen["batch_size"])
@@ -64,16 +64,16 @@ def scores(corpus, halves, num_topics, seed, chosen, start, passes):
 
 
 def main():
-    """Run all settings on all corpora and print a table for each."""
+    """Run all settings on all corpora and print the scores per corpus."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("corpora", nargs="+", type=pathlib.Path, metavar="BOW.npz")
     parser.add_argument("--documents", type=int, default=20_000)
     parser.add_argument("--held-out", type=int, default=1_000)
     parser.add_argument("--topics", type=int, default=50)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--start", choices=STARTS, default="seeds", help="topics lean to some documents, or are noise")
+    parser.add_argument("--start", choices=STARTS, default="seeds", help="initial topics: from documents, or noise")
     parser.add_argument("--passes", type=float, default=10)
-    parser.add_argument("--change", choices=CHANGES, help="this setting only")
+    parser.add_argument("--change", choices=CHANGES, help="change this setting only")
     parser.add_argument("--json", type=pathlib.Path)
     args = parser.parse_args()
     results = []

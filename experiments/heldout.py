@@ -1,11 +1,11 @@
-"""The paper's second figure: does averaging over L minibatches predict unseen words better?
+"""Reproduce the paper's second figure: does averaging over L minibatches predict unseen words better?
 
     python experiments/heldout.py                                generated documents, two minutes
     python experiments/heldout.py --corpus arxiv/bow.npz         one of the large corpora
 
-The paper's settings: K = 100 topics, B = 300 documents a minibatch drawn with replacement, α = η = 0.5, a constant
-ρ = 10⁻³, λ from noise; three seeds for L = 1, 10, 100, one for 1,000, 10,000 and ∞. Beside them the same windows with
-ρ_t = (64 + t)^−0.7, which is what people use. Scores are nats per held-out word by document completion.
+The paper's settings: K = 100 topics, B = 300 documents per minibatch drawn with replacement, α = η = 0.5, a constant
+ρ = 10⁻³, λ from noise; three seeds for L = 1, 10, 100, one for 1,000, 10,000 and ∞. The same windows also run
+with ρ_t = (64 + t)^−0.7, a common choice. Scores are nats per held-out word by document completion.
 """
 
 import math
@@ -16,15 +16,16 @@ from study import Results, Setting, Study, label_ends, main, pyplot
 SEEDS = (0, 1, 2)
 LENGTHS = (1, 10, 100, 1_000, 10_000, math.inf)
 REPEATED = (1, 10, 100)
-BYTES = (10_000,)  # a window of that length is kept in bytes
+BYTES = (10_000,)  # lengths of windows that are stored as uint8
 CONSTANT, DECREASING = 1e-3, (64.0, 0.7)
-PASSES = {"arxiv": 20.0, "news": 20.0, "wiki_hoffman": 30.0}  # an hour each on two cores, or somewhat more
+PASSES = {"arxiv": 20.0, "news": 20.0, "wiki_hoffman": 30.0}  # an hour or somewhat more per corpus on two cores
 SMALL = Setting(rho=1e-2, batch_size=100, topics=20, alpha=0.1, eta=0.1, passes=3.0)
 
 
 def settings(base: Setting, constant: float) -> list[Setting]:
-    """All runs of the study: the seed of every length first."""
-    lengths = [L for L in LENGTHS if base != SMALL or L in (*REPEATED, math.inf)]  # longer than a small run is ∞
+    """Return all runs of the study, the first seed of every length first."""
+    # A small run has fewer steps than the other lengths, which would equal ∞.
+    lengths = [L for L in LENGTHS if base != SMALL or L in (*REPEATED, math.inf)]
     one = [base._replace(rho=constant, window=L, slots="uint8" if L in BYTES else "float32") for L in lengths]
     decreasing = [base._replace(rho=DECREASING, window=L) for L in (*REPEATED, math.inf)]
     more = [run._replace(seed=seed) for seed in SEEDS[1:] for run in one if run.window in REPEATED]
@@ -32,12 +33,12 @@ def settings(base: Setting, constant: float) -> list[Setting]:
 
 
 def paper(data) -> list[Setting]:
-    """The settings for a real corpus."""
+    """Return the settings for a real corpus."""
     return settings(Setting(passes=PASSES.get(data.name, 3.0)), CONSTANT)
 
 
 def chosen(results: Results) -> list[Setting]:
-    """The settings whose runs are in the file, one for each length and step size."""
+    """Return the settings whose runs the results file can contain."""
     if results.facts["corpus"]["name"] == "generated":
         return settings(SMALL, SMALL.rho)
     found = max(run["setting"]["passes"] for run in results.runs)
@@ -45,7 +46,7 @@ def chosen(results: Results) -> list[Setting]:
 
 
 def verdict(results: Results) -> list[str]:
-    """Scores at the end, the spread of the seeds, and whether a window beats plain SVI in every seed."""
+    """Report the last scores, the spread of the seeds, and how often a window beats plain SVI with the same seed."""
     lines = []
     for setting in chosen(results):
         if setting.seed == 0 and results.find(setting):
@@ -69,16 +70,16 @@ def verdict(results: Results) -> list[str]:
 
 
 def name(length: float) -> str:
-    """L in letters."""
+    """Format L."""
     return "∞" if length == math.inf else f"{length:,.0f}"
 
 
 def draw(results: Results, path) -> None:
-    """Score against passes: the constant ρ at the left, the decreasing one at the right."""
+    """Draw score against passes: constant ρ on the left, decreasing ρ on the right."""
     plt = pyplot()
     figure, panels = plt.subplots(1, 2, figsize=(10.5, 4.2), sharey=True, layout="constrained")
     runs = chosen(results)
-    greys = dict(zip(LENGTHS, ("black", "tab:red", "tab:blue", "tab:green", "0.45", "0.65"), strict=True))
+    colours = dict(zip(LENGTHS, ("black", "tab:red", "tab:blue", "tab:green", "0.45", "0.65"), strict=True))
     lines = dict(zip(LENGTHS, ("-", "-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1))), strict=True))
     shown, all_ends = [], []
     for axes, decreasing in zip(panels, (False, True), strict=True):
@@ -90,7 +91,7 @@ def draw(results: Results, path) -> None:
                 continue
             passes = curves[0][0]
             scores = np.stack([scores for _, scores in curves])
-            style = {"color": greys[setting.window], "linestyle": lines[setting.window]}
+            style = {"color": colours[setting.window], "linestyle": lines[setting.window]}
             axes.plot(passes, scores.mean(0), **style)
             if len(scores) > 1:
                 axes.fill_between(passes, scores.min(0), scores.max(0), color=style["color"], alpha=0.15, linewidth=0)

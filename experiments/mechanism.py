@@ -1,20 +1,20 @@
-"""Where the gain of a window comes from: λ is itself a moving average of Ŝ, so why should another one in front help?
+"""Find the origin of the gain of a window: λ is itself a moving average of Ŝ, so why does another average help?
 
     python experiments/mechanism.py                              generated documents, two minutes
     python experiments/mechanism.py --corpus arxiv/bow.npz
 
-In a linear picture, with independent noise in Ŝ and S that does not depend on λ, a window of L in front of the step ρ
-leaves λ with this share of its variance:
+In a linear analysis, with independent noise in Ŝ and with S independent of λ, a window of L in front of the step ρ
+reduces the variance of λ by this factor:
 
     Var(λ; L) / Var(λ; 1) = 2 (x − 1 + exp(−x)) / x²,      x = ρ L
 
-which at ρ = 10⁻³ and L = 10 is 0.997: no gain to speak of. So one thing is changed at a time, always with the same
-seeds and documents, and compared with L = 1 of the same kind: ρ and L, both warm-ups, the window in the first steps
-only or in all but those, the batch size, where λ starts, double precision, the most frequent words alone; and a
-placebo, L = 1 from a λ that differs by a thousandth, which shows what chance does. "Wide" takes one step on ten times
-the documents before the run begins: ten minibatches that are all fitted under the first λ, without any window. Of all
-words a minibatch has 34 % (arXiv) and 47 % (generated), and Ŝ is zero for the others; of the 1,000 most frequent on
-arXiv it has 99 %, of 300 all on both: Ŝ is then not sparse.
+At ρ = 10⁻³ and L = 10 the factor is 0.997, a negligible gain. The study therefore changes one setting at a time, with
+the same seeds and documents, and compares with L = 1 under the same setting: ρ and L, both warm-ups, the window in the
+first steps only or in all later steps only, the batch size, the initial λ, double precision, the most frequent words
+only; and a placebo, L = 1 from a λ that differs by a thousandth, which shows the effect of chance. "Wide" takes one
+step on ten times the documents before the run: ten minibatches that are all fitted under the initial λ, without a
+window. A minibatch contains 34 % of all words (arXiv) or 47 % (generated), and Ŝ is zero for the others. It contains
+99 % of the 1,000 most frequent words of arXiv, and all of the 300 most frequent words of both: Ŝ is then not sparse.
 """
 
 import math
@@ -24,16 +24,13 @@ from study import Results, Setting, Study, main, pyplot
 
 PAPER = Setting(passes=0.5)
 SMALL = Setting(rho=1e-2, batch_size=100, topics=20, alpha=0.1, eta=0.1, passes=1.0, scores=4)
-SEEDS, SMALL_SEEDS = (0, 1), (0, 1, 2)  # chance is larger with few topics: one of twenty that is lost costs 0.08
+SEEDS, SMALL_SEEDS = (0, 1), (0, 1, 2)  # with few topics chance is larger: the loss of one of twenty topics costs 0.08
 FREQUENT, SMALL_FREQUENT = (1_000, 300), (300,)  # words
 PLACEBO = "L = 1 again, λ₀ off by 0.001"
 
 
 def groups(base: Setting, seeds: tuple[int, ...]) -> dict[str, list[tuple[Setting, Setting]]]:
-    """By condition: pairs of a run and the run with L = 1 that it is compared with, one for every seed.
-
-    In the order of what matters most.
-    """
+    """Return pairs of a run and its L = 1 reference by condition, one pair per seed, the main conditions first."""
     rho, size = base.rho, base.batch_size
     plain = base._replace(window=1)
     conditions: dict[str, tuple[Setting, Setting]] = {
@@ -96,18 +93,18 @@ _STARTS = {"trained": "trained", "seeds": "from documents"}
 
 
 def settings(base: Setting, seeds: tuple[int, ...]) -> list[Setting]:
-    """All runs of the study, each once."""
+    """Return all runs of the study, each once."""
     pairs = list(groups(base, seeds).values())
     return list(dict.fromkeys(run for i in range(len(seeds)) for pair in pairs for run in pair[i]))
 
 
 def paper(_) -> list[Setting]:
-    """The settings for a real corpus."""
+    """Return the settings for a real corpus."""
     return settings(PAPER, SEEDS)
 
 
 def gains(results: Results) -> dict[str, np.ndarray]:
-    """By condition, the gain over L = 1 of every seed that was run, in nats per held-out word."""
+    """Return the gain over L = 1 of every seed in nats per held-out word, by condition."""
     generated = results.facts["corpus"]["name"] == "generated"
     base = SMALL if generated else PAPER._replace(passes=max(run["setting"]["passes"] for run in results.runs))
     found = {}
@@ -120,33 +117,33 @@ def gains(results: Results) -> dict[str, np.ndarray]:
 
 
 def of_all_words(results: Results) -> list[dict]:
-    """The runs whose scores can be compared with each other."""
+    """Return the runs on the full vocabulary; scores on other vocabularies are not comparable."""
     return [run for run in results.runs if "frequent" not in run["setting"]]
 
 
-def linear_share(x: float) -> float:
-    """Var(λ; L) / Var(λ; 1) in the linear picture, x = ρ L."""
+def variance_ratio(x: float) -> float:
+    """Return Var(λ; L) / Var(λ; 1) in the linear analysis, x = ρL."""
     return 2 * (x - 1 + math.exp(-x)) / x**2
 
 
 def verdict(results: Results) -> list[str]:
-    """The gain of every condition, beside what chance does."""
+    """Report the gain of every condition, including the placebo."""
     found = gains(results)
     lines = [
-        f"{name}: {values.mean():+.4f} nats a word over L = 1 ({', '.join(f'{value:+.4f}' for value in values)})"
+        f"{name}: {values.mean():+.4f} nats per word over L = 1 ({', '.join(f'{value:+.4f}' for value in values)})"
         for name, values in found.items()
     ]
     ends = [(run["curve"][-1]["topics"], run["curve"][-1]["score"]) for run in of_all_words(results)]
     ranks = [np.argsort(np.argsort(values)) for values in zip(*ends, strict=True)]
     lines.append(f"rank correlation of score and topics in use, {len(ends)} runs: {np.corrcoef(*ranks)[0, 1]:.2f}")
     rho = SMALL.rho if results.facts["corpus"]["name"] == "generated" else PAPER.rho
-    shares = ", ".join(f"L = {L}: {linear_share(rho * L):.3f}" for L in (10, 100))
-    lines.append(f"variance of λ that a window leaves in the linear picture at ρ = {rho:g}: {shares}")
+    ratios = ", ".join(f"L = {L}: {variance_ratio(rho * L):.3f}" for L in (10, 100))
+    lines.append(f"Var(λ; L) / Var(λ; 1) in the linear analysis at ρ = {rho:g}: {ratios}")
     return lines
 
 
 def draw(results: Results, path) -> None:
-    """A row for each condition, a dot for each seed; at the right, every run by the topics that it uses."""
+    """Draw a row per condition and a dot per seed; on the right, the score of every run against its topics in use."""
     plt = pyplot()
     found = gains(results)
     figure, (axes, right) = plt.subplots(
@@ -163,7 +160,7 @@ def draw(results: Results, path) -> None:
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
-    axes.set_xlabel("gain over L = 1 of the same seed, nats a word")
+    axes.set_xlabel("gain over L = 1 of the same seed, nats per word")
     corpus, passes = results.facts["corpus"], max(run["setting"]["passes"] for run in results.runs)
     axes.set_title(f"{corpus['name']}, {passes:g} passes. Dots: seeds, bars: means, grey: placebo")
     for run in of_all_words(results):
@@ -172,7 +169,7 @@ def draw(results: Results, path) -> None:
         right.plot(end["topics"], end["score"], "o" if plain else "x", color="black" if plain else "tab:blue", ms=4)
     right.set_xlabel("topics in use at the end")
     right.set_ylabel("held-out log p(word), mean")
-    right.set_title("every run of all words: L = 1 (dots), windows (×)")
+    right.set_title("all runs on the full vocabulary: L = 1 (dots), windows (×)")
     figure.savefig(path)
 
 

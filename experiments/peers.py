@@ -1,12 +1,12 @@
-"""How each contestant of the benchmark is trained, in a process of its own; this is the command that starts them:
+"""Train each library of the benchmark, in its own process. This command starts them:
 
     python experiments/benchmark.py
 
-One function a contestant: it brings the documents into the form that the library takes, starts the watch, makes the
-model and one pass, and hands over its topics E[β] at the given steps while the watch stands still. All of them get the
-same rows, K, B, α, η, ρ_t = (τ + t)^−κ for t = 0, 1, …, and a document's iterations end when the mean change of γ falls
-below the tolerance. Ours draws an order of its own; the others take the rows as they come, shuffled once for all of
-them. What a library does differently, or does not let one set, is said at its function.
+One function per library: it converts the documents to the library's input, starts the watch, makes the model and one
+pass, and records its topics E[β] at the given steps while the watch is stopped. All libraries get the same documents,
+K, B, α, η, ρ_t = (τ + t)^−κ for t = 0, 1, …, and the iterations of a document end when the mean change of γ falls below
+the tolerance. smoothgrad_jax shuffles the documents itself; the others process them in the given order, which is
+shuffled once. Each function's docstring names the differences and the options that a library lacks.
 """
 
 import importlib
@@ -23,7 +23,7 @@ ANSWER = "RESULT "
 
 
 class Watch:
-    """Seconds of training and the topics at the checkpoints; saving the topics is not counted."""
+    """Measure seconds of training, and save the topics at the checkpoints; saving is not counted."""
 
     def __init__(self, save):
         self.save = save
@@ -36,33 +36,33 @@ class Watch:
         self.marks = []
 
     def start(self):
-        """Run. The time before the first start is preparation."""
+        """Start. The time before the first start is preparation."""
         if self.prepare_seconds is None:
             self.prepare_seconds = time.perf_counter() - self.begun
             self.before_mb = memory_mb("VmRSS")
         self.since = time.perf_counter()
 
     def restart(self):
-        """Run again from zero."""
+        """Start again from zero."""
         self.seconds = 0.0
         self.start()
 
     def read(self):
-        """The seconds so far, while it runs."""
+        """Return the seconds so far, without stopping."""
         return self.seconds + time.perf_counter() - self.since
 
     def stop(self):
-        """Stand still; the seconds so far."""
+        """Stop, and return the seconds so far."""
         self.seconds = self.read()
         return self.seconds
 
     def mark(self, documents, topics):
-        """Stop, record the topics [K, V] that ``topics()`` returns, and go on."""
+        """Stop, record the topics [K, V] that ``topics()`` returns, and start again."""
         import numpy as np
 
         self.stop()
         values = topics()
-        if self.save:  # without, memory may be what is looked at, and a copy in float64 would be ours
+        if self.save:  # otherwise memory may be measured, and a copy in float64 would add to it
             values = np.asarray(values, np.float64)
             np.save(f"{self.save}{len(self.marks)}.npy", (values / values.sum(1, keepdims=True)).astype(np.float32))
         self.workers_mb = max(self.workers_mb, workers_mb())
@@ -71,9 +71,9 @@ class Watch:
 
 
 def train_ours(X, spec, watch):
-    """smoothgrad_jax. The pass is made twice: the first compiles and gives the curve, the second documents/s.
+    """Train smoothgrad_jax. The first pass compiles and gives the curve, the second pass gives documents/s.
 
-    Both passes look at λ at the same steps.
+    Both passes read λ at the same steps.
     """
     import jax
 
@@ -87,7 +87,7 @@ def train_ours(X, spec, watch):
         for progress in run:
             if progress.step in spec["marks"]:
                 watch.mark(progress.documents, lambda: run.params.T)
-        jax.block_until_ready(run.params)  # λ as a whole is put together when it is asked for
+        jax.block_until_ready(run.params)  # λ is assembled on request
         return watch.stop()
 
     again = Watch(save=None)
@@ -101,7 +101,7 @@ def train_ours(X, spec, watch):
 
 
 def train_first(X, spec, watch):
-    """smoothgrad_jax from the start of the process: interpreter, imports, corpus, compilation, the first steps."""
+    """Measure smoothgrad_jax from the start of the process: interpreter, imports, corpus, compilation, first steps."""
     from smoothgrad_jax import Corpus
 
     imported = time.time() - spec["started"]
@@ -115,7 +115,7 @@ def train_first(X, spec, watch):
 
 
 def our_run(corpus, num_words, spec, **length):
-    """A run that the caller iterates."""
+    """Return a run of ``fit`` for the caller to iterate."""
     import jax
 
     from smoothgrad_jax import LDA, fit, init_topics, robbins_monro
@@ -136,7 +136,7 @@ def our_run(corpus, num_words, spec, **length):
 
 
 def train_sklearn(X, spec, watch):
-    """scikit-learn. ``fit`` ends with one more E-step over all documents; ``partial_fit`` makes the pass alone."""
+    """Train scikit-learn with ``partial_fit``, because ``fit`` adds an E-step over all documents at the end."""
     from sklearn.decomposition import LatentDirichletAllocation
 
     def model(num_topics):
@@ -144,7 +144,7 @@ def train_sklearn(X, spec, watch):
             num_topics,
             doc_topic_prior=spec["alpha"],
             topic_word_prior=spec["eta"],
-            learning_offset=spec["tau"] - 1,  # it counts the minibatches from 1
+            learning_offset=spec["tau"] - 1,  # scikit-learn counts minibatches from 1
             learning_decay=spec["kappa"],
             batch_size=spec["batch"],
             total_samples=spec["documents"],
@@ -154,11 +154,11 @@ def train_sklearn(X, spec, watch):
             random_state=spec["seed"],
         )
 
-    X = X.astype("float32")  # what the others compute in
+    X = X.astype("float32")  # the precision of the other libraries
     watch.start()
     start_seconds = 0.0
     if spec["workers"] > 1:
-        model(2).partial_fit(X[: spec["workers"]])  # its processes start here, as our compilation does, and stay
+        model(2).partial_fit(X[: spec["workers"]])  # starts the worker processes, the counterpart of compilation
         start_seconds = watch.stop()
         watch.start()
     lda, begin = model(spec["topics"]), 0
@@ -171,25 +171,25 @@ def train_sklearn(X, spec, watch):
 
 
 def train_gensim(X, spec, watch):
-    """gensim's LdaModel, in float32 by default."""
+    """Train gensim's LdaModel, in float32 by default."""
     from gensim.models import LdaModel
 
     gensim_pass(LdaModel, X, spec, watch)
 
 
 def train_multicore(X, spec, watch):
-    """gensim's LdaMulticore. With W workers it updates after W minibatches, so that its B is W times as large."""
+    """Train gensim's LdaMulticore. With W workers it updates after W minibatches, so its B is W times as large."""
     import multiprocessing
 
     from gensim.models import LdaMulticore
 
     if "fork" in multiprocessing.get_all_start_methods():
-        multiprocessing.set_start_method("fork")  # the cheapest start, and the marks below are not to be pickled
+        multiprocessing.set_start_method("fork")  # the fastest start, and the marks below cannot be pickled
     gensim_pass(LdaMulticore, X, spec, watch, workers=spec["workers"])
 
 
 def gensim_pass(model, X, spec, watch, **options):
-    """The marks are set in the M-step: a second ``update`` would take the first documents for another corpus."""
+    """Record the marks in the M-step, because a second ``update`` would treat the first documents as another corpus."""
     pending = [step * spec["batch"] for step in spec["marks"]]
 
     class Marked(model):
@@ -221,19 +221,19 @@ def gensim_pass(model, X, spec, watch, **options):
 
 
 def train_tomotopy(X, spec, watch):
-    """tomotopy: Gibbs sampling of the whole corpus, another algorithm. A document counts once a sweep."""
+    """Train tomotopy, a different algorithm: Gibbs sampling of the corpus. A document counts once per sweep."""
     import numpy as np
     from tomotopy import LDAModel, TermWeight
 
     num_topics, eta = spec["topics"], spec["eta"]
     lda = LDAModel(TermWeight.ONE, k=num_topics, alpha=spec["alpha"], eta=eta, seed=spec["seed"])
-    lda.optim_interval = 0  # α stays fixed, as everyone's
+    lda.optim_interval = 0  # keeps α fixed, as in the other libraries
     names = [str(word) for word in range(X.shape[1])]
     for begin, end in itertools.pairwise(X.indptr):
         lda.add_doc([names[word] for word in np.repeat(X.indices[begin:end], X.data[begin:end])])
 
     def topics():
-        # (n_kw + η) / (n_k + ηV) over all V words; its own figure has only the words that it has seen
+        # (n_kw + η) / (n_k + ηV) over all V words; tomotopy's own estimate covers only the words it has seen
         used = [int(word) for word in lda.used_vocabs]
         tokens = lda.get_count_by_topics()
         lam = np.full((num_topics, X.shape[1]), eta)
@@ -251,10 +251,11 @@ def train_tomotopy(X, spec, watch):
 
 
 def train_vw(X, spec, watch):
-    """Vowpal Wabbit. It reads a text file while it trains: its Python ``learn`` does not take documents without labels.
+    """Train Vowpal Wabbit from a text file, because its Python ``learn`` accepts no documents without labels.
 
-    So a checkpoint is a run over the first lines, from the beginning. Its own thread parses, which costs no measurable
-    time; a binary cache is not faster. A document's iterations have no maximum. λ starts the same for every seed.
+    A checkpoint is therefore a separate run over the first lines. A thread parses the file, which costs no measurable
+    time; a binary cache is not faster. The iterations of a document have no maximum. The initial λ does not depend on
+    the seed.
     """
     import numpy as np
     from vowpalwabbit import Workspace
@@ -265,7 +266,7 @@ def train_vw(X, spec, watch):
         "| " + " ".join(f"{word}:{count}" for word, count in zip(words[a:b], counts[a:b], strict=True)) + "\n"
         for a, b in itertools.pairwise(ends)
     ]
-    # It divides the change by Σγ = tokens + Kα: this is the same tolerance for a document of average length.
+    # Vowpal Wabbit divides the change by Σγ = tokens + Kα; this is the same tolerance for an average document.
     epsilon = spec["tolerance"] * spec["topics"] / (X.data.sum() / X.shape[0] + spec["topics"] * spec["alpha"])
     options = {
         "--lda": spec["topics"],
@@ -274,7 +275,7 @@ def train_vw(X, spec, watch):
         "--lda_D": spec["documents"],
         "--lda_epsilon": epsilon,
         "--minibatch": batch,
-        "--example_queue_limit": 2 ** math.ceil(math.log2(max(batch, 256))),  # a shorter queue crashes it
+        "--example_queue_limit": 2 ** math.ceil(math.log2(max(batch, 256))),  # a shorter queue crashes
         "--bit_precision": math.ceil(math.log2(num_words)),  # words are their own hashes
         "--learning_rate": 1,
         "--initial_t": first,
@@ -283,12 +284,12 @@ def train_vw(X, spec, watch):
     fixed = ["--quiet", "--noconstant", *(str(part) for option in options.items() for part in option)]
 
     def topics(workspace, steps):
-        table = np.array([[workspace.get_weight(w, k) for k in range(spec["topics"] + 1)] for w in range(num_words)])
-        # λ − η of a word decays only when the word is met; the column behind the topics says when that was.
+        weights = np.array([[workspace.get_weight(w, k) for k in range(spec["topics"] + 1)] for w in range(num_words)])
+        # λ − η of a word decays only when the word occurs; the column after the topics holds the last such step.
         log_decay = np.cumsum(np.log1p(-((spec["tau"] + np.arange(steps)) ** -spec["kappa"])))
         log_decay = np.concatenate([[0.0], log_decay])
-        last_met = table[:, -1].astype(int) - first
-        return spec["eta"] + (table[:, :-1] * np.exp(log_decay[steps] - log_decay[last_met])[:, None]).T
+        last_step = weights[:, -1].astype(int) - first
+        return spec["eta"] + (weights[:, :-1] * np.exp(log_decay[steps] - log_decay[last_step])[:, None]).T
 
     with tempfile.TemporaryDirectory() as folder:
         paths = [pathlib.Path(folder, str(step)) for step in spec["marks"]]
@@ -301,7 +302,7 @@ def train_vw(X, spec, watch):
             workspace.finish()
 
 
-CONTESTANTS = {
+TRAINERS = {
     "ours": train_ours,
     "first": train_first,
     "sklearn": train_sklearn,
@@ -313,42 +314,42 @@ CONTESTANTS = {
 
 
 def memory_mb(field):
-    """Of this process: ``VmRSS`` now, ``VmHWM`` at the peak."""
+    """Return memory of this process in MB: ``VmRSS`` is current, ``VmHWM`` is the peak."""
     try:
         lines = pathlib.Path("/proc/self/status").read_text().splitlines()
     except OSError:  # not Linux
         import resource
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
-    # Linux: ru_maxrss starts at the memory of the process that called exec, which here holds the whole corpus.
+    # On Linux ru_maxrss starts at the memory of the process that called exec, which here holds the corpus.
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
 
 
 def workers_mb():
-    """Memory of the processes that this one has started, shared pages counted once in all; 0 where /proc is missing."""
+    """Return memory of the child processes, with shared pages counted once; 0 without /proc."""
     total = 0
     for status in pathlib.Path("/proc").glob("[0-9]*/status"):
         try:
             if f"PPid:\t{os.getpid()}\n" in status.read_text():
                 lines = (status.parent / "smaps_rollup").read_text().splitlines()
                 total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-        except OSError:  # it has ended meanwhile, or is not ours to read
+        except OSError:  # the process has ended, or belongs to another user
             continue
     return total / 1024
 
 
 def main():
-    """Train the contestant that the argument, a JSON object, describes; print what was measured as the last line."""
+    """Train the library that the argument, a JSON object, describes; print the measurements as the last line."""
     spec = json.loads(sys.argv[1])
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, spec["cores"])  # before anything starts its threads
+        os.sched_setaffinity(0, spec["cores"])  # must precede the start of any threads
     for module in spec["modules"]:
         importlib.import_module(module)  # not counted as preparation
     import scipy.sparse
 
     X = scipy.sparse.load_npz(spec["train"])
     watch = Watch(spec["save"])
-    found = CONTESTANTS[spec["train_with"]](X, spec, watch) or {}
+    found = TRAINERS[spec["train_with"]](X, spec, watch) or {}
     answer = {
         "train_seconds": watch.marks[-1][1],
         "start_seconds": 0.0,

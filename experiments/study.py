@@ -1,12 +1,12 @@
-"""What the studies of the paper share: many runs of ``fit``, kept as they end, and the style of their figures.
+"""Code that the studies have in common: runs of ``fit``, storage of their results, style of the figures.
 
-A study is a list of settings. Each becomes a run on one core, several at a time; its held-out curve goes into
-``results/STUDY_CORPUS.json`` when it ends, and a run that is there already is not made again. Long runs write
-checkpoints, so that the same command goes on after Ctrl-C. Verdicts and figures are made of that file alone.
+A study is a list of settings. Each setting is one run on one core; several runs are made at a time. When a run ends,
+its held-out curve is stored in ``results/STUDY_CORPUS.json``; a stored run is not repeated. Long runs write
+checkpoints, so that the same command continues after Ctrl-C. Verdicts and figures are made from this file alone.
 
     python experiments/heldout.py                          generated documents, less than two minutes
     python experiments/heldout.py --corpus arxiv/bow.npz   documents × words as scipy saves them, or a converted folder
-    python experiments/heldout.py --draw                   verdicts and figure again, nothing is run
+    python experiments/heldout.py --draw                   verdicts and figure from the stored results
 """
 
 import argparse
@@ -53,29 +53,29 @@ from smoothgrad_jax.data.store import open_folder
 RESULTS = pathlib.Path(__file__).parent / "results"
 GENERATED = "generated"
 _CHECKPOINT_EVERY, _SHOW_EVERY = 60.0, 10.0  # seconds
-_LONGEST_CHECKPOINT = 1_000  # slots; ten thousand are gigabytes, and written slower than trained
-_SEEDING = 20_000  # documents that topics lean to are among so many
+_LONGEST_CHECKPOINT = 1_000  # slots; ten thousand take gigabytes, and writing them takes longer than training
+_SEEDING = 20_000  # topics are initialised from documents among these many
 
 
 class Setting(NamedTuple):
-    """One run. Letters as in the package.
+    """One run, in the package's letters.
 
     Attributes:
-      window: L, a number of minibatches or ∞; the length for the other kinds, and the longest for ``"adaptive"``.
+      window: L, a number of minibatches or ∞; the length for other kinds, the longest length for ``"adaptive"``.
       kind: ``"mean"`` of the last L, ``"exponential"``, ``"phase out"`` (L → 1 over the second half of the run),
         ``"adaptive"``, ``"first"`` (L up to step ``switch``, then 1) or ``"later"`` (1 up to ``switch``, then L).
-      switch: See above.
+      switch: Step at which the length changes, for ``"first"`` and ``"later"``.
       rho: ρ, or (τ, κ) for ρ_t = (τ + t)^−κ.
-      batch_size, warmup, topics, alpha, eta, passes, seed: B, warm-up, K, α, η; seed of the start and of the documents
-        drawn.
-      start: ``"noise"``, ``"seeds"`` (topics lean to some documents each), ``"trained"`` (half a pass of plain SVI
-        with ρ_t = (64 + t)^−0.7 before the run begins) or ``"wide"`` (one step before it on ten times the documents,
-        as far as ten steps go).
-      jitter: Relative size of a disturbance of the first λ: what chance alone does to a score.
+      batch_size, warmup, topics, alpha, eta, passes, seed: B, warm-up, K, α, η; the seed determines the initial λ and
+        the minibatches.
+      start: ``"noise"``, ``"seeds"`` (each topic starts from some documents), ``"trained"`` (half a pass of plain SVI
+        with ρ_t = (64 + t)^−0.7 before the run) or ``"wide"`` (one step on ten times the documents before the run, as
+        large as ten steps).
+      jitter: Relative size of a random change of the initial λ, which shows the effect of chance.
       slots: dtype of the stored statistics.
       precision: dtype of λ.
-      frequent: Only so many of the words, those of most documents; 0 for all. The fewer, the fewer rows of Ŝ are zero.
-      scores: How often the held-out score is taken.
+      frequent: Number of most frequent words to keep; 0 keeps all. With fewer words, fewer rows of Ŝ are zero.
+      scores: Number of held-out scores per run.
     """
 
     window: float = 10
@@ -98,7 +98,7 @@ class Setting(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Window, step size and seed, and what else differs from the defaults, in a few words."""
+        """Window, step size, seed, and all other fields that differ from their defaults."""
         ours, first = self._asdict(), ("rho", "seed")
         hidden = (*first, "topics", "alpha", "eta", "passes", "scores")
         changed = [name for name, default in Setting().items() if ours[name] != default and name not in hidden]
@@ -106,19 +106,19 @@ class Setting(NamedTuple):
         return ", ".join([f"L = {length}", *(f"{name} = {ours[name]}" for name in (*first, *changed))])
 
     def items(self) -> Iterable[tuple[str, Any]]:
-        """Names and values, but the window."""
+        """Names and values of all fields except the window."""
         return ((name, value) for name, value in self._asdict().items() if name != "window")
 
 
 class Data(NamedTuple):
-    """A corpus to learn from, and documents in two halves to score."""
+    """A training corpus, and the two halves of held-out documents."""
 
     name: str
     corpus: Corpus
     halves: tuple[Any, Any]
 
     def facts(self) -> dict[str, Any]:
-        """What a figure says of it."""
+        """Return name, sizes and fingerprint of the corpus."""
         return {
             "name": self.name,
             "documents": self.corpus.num_docs,
@@ -128,7 +128,7 @@ class Data(NamedTuple):
         }
 
     def of_frequent_words(self, number: int) -> "Data":
-        """The same documents with only so many of the words, those that most documents have."""
+        """Keep only the words that occur in the largest number of documents."""
         corpus = self.corpus
         X = scipy.sparse.csr_array((corpus.data, corpus.indices, corpus.indptr), corpus.shape)
         in_documents = np.bincount(corpus.indices, minlength=corpus.num_words)
@@ -138,7 +138,7 @@ class Data(NamedTuple):
 
 
 def read(path: pathlib.Path | None) -> tuple[str, scipy.sparse.csr_array]:
-    """The name of the corpus at a path, and its documents × words; generated ones without a path."""
+    """Return name and documents × words of the corpus at a path; without a path, of a generated corpus."""
     if path is None:
         return GENERATED, generate(np.random.default_rng(0), 21_000, 2_000, 20, 60.0, tail=1.0)[0]
     if (path / "manifest.json").exists():
@@ -146,19 +146,17 @@ def read(path: pathlib.Path | None) -> tuple[str, scipy.sparse.csr_array]:
         return path.name, scipy.sparse.csr_array((corpus.data, corpus.indices, corpus.indptr), corpus.shape)
     file = path / "bow.npz" if path.is_dir() else path
     if not file.exists():
-        sys.exit(
-            f"{path}: there is no such file" if file == path else f"{path}: neither bow.npz nor manifest.json there"
-        )
+        sys.exit(f"{path}: no such file" if file == path else f"{path}: contains neither bow.npz nor manifest.json")
     try:
         if not zipfile.is_zipfile(file):
-            raise ValueError("this is no .npz file")
+            raise ValueError("not an .npz file")
         return corpus_name(file), scipy.sparse.load_npz(file).tocsr()
     except (OSError, ValueError, KeyError) as error:
         sys.exit(f"{file}: expected a matrix documents × words written by scipy.sparse.save_npz: {error}")
 
 
 def corpus_name(path: pathlib.Path | None) -> str:
-    """The name that :func:`read` gives a corpus, also where it is not any more."""
+    """Return the name that :func:`read` gives a corpus, without reading it."""
     if path is None:
         return GENERATED
     path = path.resolve()
@@ -166,10 +164,10 @@ def corpus_name(path: pathlib.Path | None) -> str:
 
 
 def load(path: pathlib.Path | None, held_out: int, documents: int | None = None) -> Data:
-    """The documents at a path, or generated ones; the last are held out, and of the rest ``documents`` are taken."""
+    """Read or generate documents; hold out the last ``held_out``, keep the first ``documents`` of the others."""
     name, X = read(path)
     if X.shape[0] <= held_out:
-        sys.exit(f"{path}: {X.shape[0]} documents are too few to hold {held_out} of them out")
+        sys.exit(f"{path}: {X.shape[0]} documents are too few to hold out {held_out}")
     train = X[: X.shape[0] - held_out]
     train = train if documents is None else train[:documents]
     return Data(name, Corpus.of(train), split_documents(X[X.shape[0] - held_out :], jax.random.key(0)))
@@ -181,13 +179,13 @@ def train(
     scratch: pathlib.Path | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """Make a run of ``fit`` on one core and return what is kept of it.
+    """Run ``fit`` on one core and return the record of the run.
 
     Args:
       data: The documents.
-      setting: The run.
-      scratch: Folder of its checkpoints, which goes when the run has ended.
-      stopped: Asked between reports; then the run ends with a checkpoint, as by Ctrl-C.
+      setting: The settings of the run.
+      scratch: Folder for checkpoints; removed when the run has ended.
+      stopped: Called between reports; if it returns True, the run writes a checkpoint and ends, as after Ctrl-C.
     """
     data = data.of_frequent_words(setting.frequent) if setting.frequent else data
     with jax.enable_x64(setting.precision == "float64"):
@@ -221,7 +219,7 @@ def _train(data, setting, scratch, stopped):
     shown = time.monotonic()
     try:
         for report in training:
-            if time.monotonic() - shown >= _SHOW_EVERY:  # a line and no bar: several runs share the screen
+            if time.monotonic() - shown >= _SHOW_EVERY:  # lines instead of a bar, because several runs print at once
                 shown = time.monotonic()
                 told = report._replace(passes=report.step * setting.batch_size / corpus.num_docs)
                 print(f"  {setting.label}: {describe(told)}", file=sys.stderr, flush=True)
@@ -230,7 +228,7 @@ def _train(data, setting, scratch, stopped):
                 used = round(_topics_used(training.params, setting.eta), 2)
                 curve.append({"step": report.step, "score": round(report.score, 5), "topics": used, **chosen})
             if report.step >= steps:
-                continue  # there is nothing to go on with
+                continue  # the run is complete and needs no checkpoint
             if stopped():
                 raise KeyboardInterrupt
             if checkpoints and time.monotonic() - written >= _CHECKPOINT_EVERY:
@@ -252,7 +250,7 @@ def _train(data, setting, scratch, stopped):
 
 
 def _start(data, setting, model, key, options):
-    """λ of the first step."""
+    """Return the initial λ."""
     corpus, dtype = data.corpus, jnp.dtype(setting.precision)
     if setting.start == "seeds":
         some = corpus.select(np.arange(0, corpus.num_docs, -(-corpus.num_docs // _SEEDING)))
@@ -273,7 +271,7 @@ def _start(data, setting, model, key, options):
 
 
 def _window(setting, steps):
-    """The arguments of ``fit`` that say how statistics are averaged."""
+    """Return the arguments of ``fit`` that select the window."""
     length, switch = setting.window, setting.switch
     slots = {} if setting.slots == "float32" else {"dtype": jnp.dtype(setting.slots)}
     if setting.kind == "mean":
@@ -289,17 +287,17 @@ def _window(setting, steps):
 
 
 def _topics_used(lam, eta):
-    """exp of the entropy of the topics' shares: how many there are in effect."""
+    """Return the effective number of topics: exp of the entropy of the topic proportions."""
     mass = np.maximum(np.asarray(lam) - eta, 0).sum(0, dtype=np.float64)
-    share = mass / mass.sum() if mass.sum() else np.full(len(mass), 1 / len(mass))
-    return float(np.exp(-(share * np.log(np.maximum(share, 1e-300))).sum()))
+    proportions = mass / mass.sum() if mass.sum() else np.full(len(mass), 1 / len(mass))
+    return float(np.exp(-(proportions * np.log(np.maximum(proportions, 1e-300))).sum()))
 
 
 class Results:
-    """The runs of a study on one corpus, in a file that grows.
+    """The runs of a study on one corpus, stored in a file.
 
     Args:
-      path: The file; it need not exist.
+      path: The file; it may not exist yet.
     """
 
     def __init__(self, path: pathlib.Path):
@@ -312,12 +310,12 @@ class Results:
             self.facts = body
 
     def add(self, run: dict[str, Any]) -> None:
-        """Keep a run: the file is whole before and after."""
+        """Add a run and write the file."""
         self.runs.append(run)
         self.write()
 
     def write(self) -> None:
-        """Write the file, a run a line, so that a change is one line of a diff."""
+        """Write the file atomically, one line per run, so that a changed run is one line of a diff."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         ordered = sorted(self.runs, key=lambda run: json.dumps(run["setting"], sort_keys=True))
         lines = ",\n".join(json.dumps(run, sort_keys=True) for run in ordered)
@@ -327,12 +325,12 @@ class Results:
         os.replace(beside, self.path)
 
     def find(self, setting: Setting) -> dict[str, Any] | None:
-        """The run with this setting; None if there is none."""
+        """Return the run with this setting, or None."""
         wanted = _plain(setting)
         return next((run for run in self.runs if run["setting"] == wanted), None)
 
     def curve(self, setting: Setting) -> tuple[np.ndarray, np.ndarray] | None:
-        """Effective passes and scores of a run; None if it is not there."""
+        """Return effective passes and scores of a run, or None if the run is missing."""
         run = self.find(setting)
         if run is None:
             return None
@@ -340,13 +338,13 @@ class Results:
         return passes / self.facts["corpus"]["documents"], np.array([point["score"] for point in run["curve"]])
 
     def finals(self, setting: Setting, seeds: Iterable[int]) -> np.ndarray:
-        """The last score of each seed that is there."""
+        """Return the last score of each seed whose run exists."""
         found = (self.find(setting._replace(seed=seed)) for seed in seeds)
         return np.array([run["curve"][-1]["score"] for run in found if run])
 
 
 def _plain(setting):
-    """A setting as JSON has it: ∞ is a word, a pair a list; of the defaults only those are named that tell a run."""
+    """Convert a setting to JSON types: ∞ to a string, a pair to a list; most defaults are omitted."""
     named = {name: value for name, value in setting.items() if value != Setting._field_defaults[name]}
     named = {name: list(value) if isinstance(value, tuple) else value for name, value in named.items()}
     always = {"rho": named.get("rho", setting.rho), "seed": setting.seed, "passes": setting.passes}
@@ -354,7 +352,7 @@ def _plain(setting):
 
 
 def run_all(results: Results, data: Data, settings: Iterable[Setting], jobs: int) -> None:
-    """Make the runs that are missing, ``jobs`` at a time, each in a process of its own."""
+    """Make the missing runs, ``jobs`` at a time, each in its own process."""
     todo = [setting for setting in dict.fromkeys(settings) if results.find(setting) is None]
     corpus = data.facts()
     check_corpus(results, corpus)
@@ -363,13 +361,13 @@ def run_all(results: Results, data: Data, settings: Iterable[Setting], jobs: int
     results.facts = {"corpus": corpus, "machine": where()}
     scratch = pathlib.Path(tempfile.gettempdir()) / "smoothgrad-studies" / results.path.stem
     begun, work = time.monotonic(), sum(map(_cost, todo))
-    print(f"{data.name}: {len(todo)} runs to make, {jobs} at a time; Ctrl-C keeps what is done", flush=True)
+    print(f"{data.name}: {len(todo)} runs to make, {jobs} at a time; Ctrl-C keeps completed runs", flush=True)
     done = 0.0
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
     pool = concurrent.futures.ProcessPoolExecutor(jobs, context, initializer=_receive, initargs=(data, stop))
     try:
-        # A checkpoint is of this setting, these documents and this version.
+        # A checkpoint belongs to one setting, corpus and version.
         names = [hashlib.sha256(repr((s, corpus["fingerprint"], __version__)).encode()).hexdigest()[:16] for s in todo]
         futures = {pool.submit(_job, s, scratch / name): s for s, name in zip(todo, names, strict=True)}
         for future in concurrent.futures.as_completed(futures):
@@ -380,32 +378,32 @@ def run_all(results: Results, data: Data, settings: Iterable[Setting], jobs: int
             number, score = sum(each.done() for each in futures), run["curve"][-1]["score"]
             print(f"{number}/{len(todo)} {setting.label}: {score:.4f}, {left:.0f} s left", flush=True)
     except KeyboardInterrupt:
-        kept = f"{len(results.runs)} runs are in {results.path}" if results.runs else "no run has ended yet"
-        print(f"interrupted: {kept}; the same command goes on. Checkpoints are written …", file=sys.stderr, flush=True)
+        kept = f"{len(results.runs)} runs are in {results.path}" if results.runs else "no run is complete yet"
+        print(f"interrupted: {kept}; the same command continues. Writing checkpoints …", file=sys.stderr, flush=True)
         sys.exit(130)
     finally:
         stop.set()
         pool.shutdown(cancel_futures=True)
 
 
-_received = None  # of a worker process: the data, and whether all shall stop
+_received = None  # in a worker process: the data, and the event that tells all workers to stop
 
 
 def _receive(*received):
     global _received
     _received = received
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent tells when to stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent sets the event
 
 
 def check_corpus(results: Results, corpus: dict[str, Any]) -> None:
-    """Refuse to mix the runs of two corpora of one name."""
+    """Exit if the results belong to another corpus with the same name."""
     kept = results.facts.get("corpus", {})
     if any(kept[name] != corpus[name] for name in kept.keys() & corpus.keys()):
-        sys.exit(f"{results.path}: these results are of another corpus with this name, {kept}; choose other --results")
+        sys.exit(f"{results.path}: these results belong to another corpus with this name, {kept}; change --results")
 
 
 def where() -> dict[str, Any]:
-    """What the runs are made on."""
+    """Return machine and versions."""
     facts = machine()
     facts["versions"] = {name: facts["versions"][name] for name in ("jax", "jaxlib", "numpy", "smoothgrad_jax")}
     return facts
@@ -418,7 +416,7 @@ def _job(setting, scratch):
     def stopped():
         return stop.is_set() or not parent.is_alive()
 
-    if stopped():  # the pool hands out one run more than it has workers
+    if stopped():  # the pool submits one run more than it has workers
         raise KeyboardInterrupt
     return train(data, setting, scratch, stopped)
 
@@ -428,15 +426,15 @@ def _cost(setting):
 
 
 class Study(NamedTuple):
-    """A claim of the paper and how it is tried.
+    """A claim of the paper and the runs that test it.
 
     Attributes:
-      name: Of the files.
+      name: Prefix of the file names.
       paper: ``(data) -> settings`` for a real corpus.
-      small: Settings for the generated one.
+      small: Settings for the generated corpus.
       verdict: ``(results) -> lines``.
-      draw: ``(results, path)`` makes the figure.
-      held_out: Number of documents to score.
+      draw: ``(results, path)`` writes the figure.
+      held_out: Number of held-out documents.
     """
 
     name: str
@@ -448,30 +446,30 @@ class Study(NamedTuple):
 
 
 def arguments(text: str) -> argparse.ArgumentParser:
-    """The options that every study has."""
+    """Return a parser with the options that every study has."""
     parser = argparse.ArgumentParser(description=text.split("\n")[0])
     parser.add_argument(
         "--corpus",
         type=pathlib.Path,
-        help="documents × words (bow.npz), or a converted folder; without it documents are generated",
+        help="documents × words (bow.npz) or a converted folder; default: generated documents",
     )
-    parser.add_argument("--results", type=pathlib.Path, default=RESULTS, help="folder of results and figures")
-    parser.add_argument("--draw", action="store_true", help="verdict and figure from the results alone")
+    parser.add_argument("--results", type=pathlib.Path, default=RESULTS, help="folder for results and figures")
+    parser.add_argument("--draw", action="store_true", help="make verdict and figure from the stored results")
     return parser
 
 
 def main(study: Study, text: str) -> None:
-    """Run what is missing, say the verdict, draw the figure."""
+    """Make the missing runs, print the verdict, draw the figure."""
     parser = arguments(text)
-    parser.add_argument("--jobs", type=int, default=len(available_cores()), help="runs at a time, a core each")
-    parser.add_argument("--passes", type=float, help="over a corpus, other than the study has")
+    parser.add_argument("--jobs", type=int, default=len(available_cores()), help="simultaneous runs, one core each")
+    parser.add_argument("--passes", type=float, help="number of passes over a corpus, instead of the study's")
     args = parser.parse_args()
     if args.passes and not args.corpus:
-        parser.error("--passes is for a corpus: the small study of generated documents is as it is")
+        parser.error("--passes needs --corpus: the study of generated documents has fixed settings")
     if args.draw:
         results = Results(args.results / f"{study.name}_{corpus_name(args.corpus)}.json")
         if not results.runs:
-            sys.exit(f"{results.path}: no results to draw; leave --draw out to make them")
+            sys.exit(f"{results.path}: no results to draw; run without --draw first")
     else:
         data = load(args.corpus, study.held_out if args.corpus else 1_000)
         results = Results(args.results / f"{study.name}_{data.name}.json")
@@ -486,7 +484,7 @@ def main(study: Study, text: str) -> None:
 
 
 def pyplot() -> Any:
-    """matplotlib in the style of all figures: no frame, thin lines, legible in grey."""
+    """Import matplotlib and set the style of all figures: no frame, thin lines, legible in grey."""
     try:
         import matplotlib
     except ImportError:
@@ -510,9 +508,9 @@ def pyplot() -> Any:
 
 
 def label_ends(axes: Any, ends: list[tuple[float, float, str, Any]]) -> None:
-    """Write a label at the end of each curve, (x, y, text, colour), moved apart where they would touch.
+    """Write a label at the end of each curve, (x, y, text, colour), and move labels apart where they would overlap.
 
-    After the limits of the axes are set: room is made at the right.
+    Call this after the limits of the axes are set; it extends the axes to the right.
     """
     low, high = axes.get_ylim()
     log = axes.get_yscale() == "log"

@@ -121,12 +121,12 @@ def test_only_the_words_of_most_documents():
     np.testing.assert_array_equal(few.halves[1].toarray(), [[5, 6], [0, 7]])
 
 
-def test_the_linear_picture_against_an_impulse_response():
+def test_the_linear_analysis_agrees_with_an_impulse_response():
     rho, L = 0.01, 100
     box = np.full(L, 1 / L)
     decay = rho * (1 - rho) ** np.arange(5_000)
-    share = (np.convolve(box, decay) ** 2).sum() / (decay**2).sum()
-    assert mechanism.linear_share(rho * L) == pytest.approx(share, rel=2e-2)
+    ratio = (np.convolve(box, decay) ** 2).sum() / (decay**2).sum()
+    assert mechanism.variance_ratio(rho * L) == pytest.approx(ratio, rel=2e-2)
 
 
 def filled(study, scores):
@@ -266,7 +266,7 @@ def test_bad_corpora_are_one_line(tmp_path):
     with pytest.raises(SystemExit, match="expected a matrix documents × words"):
         study.load(tmp_path, 10)
     scipy.sparse.save_npz(tmp_path / "bow.npz", documents(5).tocsr())
-    with pytest.raises(SystemExit, match="5 documents are too few to hold 10 of them out"):
+    with pytest.raises(SystemExit, match="5 documents are too few to hold out 10"):
         study.load(tmp_path, 10)
     with pytest.raises(SystemExit, match="no such file"):
         study.load(tmp_path / "nothing.npz", 10)
