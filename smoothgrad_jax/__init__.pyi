@@ -32,13 +32,13 @@ from smoothgrad_jax.data import text as text
 from smoothgrad_jax.data.batches import Batch as Batch
 from smoothgrad_jax.data.batches import pack as pack
 from smoothgrad_jax.data.corpus import Corpus as Corpus
-from smoothgrad_jax.data.corpus import prefetch as prefetch
-from smoothgrad_jax.data.corpus import sample as sample
 from smoothgrad_jax.data.durable_files import LoadError as LoadError
 from smoothgrad_jax.data.durable_files import SaveError as SaveError
 from smoothgrad_jax.data.readers import Source as Source
 from smoothgrad_jax.data.readers import open_source as open_source
 from smoothgrad_jax.data.readers import recognise as recognise
+from smoothgrad_jax.data.sampling import prefetch as prefetch
+from smoothgrad_jax.data.sampling import sample as sample
 from smoothgrad_jax.data.unpacking import CorpusError as CorpusError
 from smoothgrad_jax.models import dirichlet as dirichlet
 from smoothgrad_jax.models.lda import LDA as LDA

@@ -368,7 +368,7 @@ def _aligned(args, model) -> Iterator[Any]:
         place = (entries.row[keep], number[entries.col[keep]])
         return scipy.sparse.csr_array((entries.data[keep], place), (table.shape[0], num_words))
 
-    return (renumbered(documents.as_table(part)) for part in corpus.parts())
+    return (renumbered(documents.as_csr(part)) for part in corpus.parts())
 
 
 def _texts(source, model):

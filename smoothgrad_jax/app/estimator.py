@@ -25,7 +25,8 @@ import numpy as np
 from smoothgrad_jax.app import progress, saved
 from smoothgrad_jax.core import schedules
 from smoothgrad_jax.data.batches import Layout
-from smoothgrad_jax.data.corpus import Corpus, default_batch_size
+from smoothgrad_jax.data.corpus import Corpus
+from smoothgrad_jax.data.sampling import default_batch_size
 from smoothgrad_jax.models import inference, lda, priors
 from smoothgrad_jax.models.lda import LDA
 from smoothgrad_jax.training import driver as training

@@ -35,7 +35,7 @@ import numpy as np
 from smoothgrad_jax.app import saved
 from smoothgrad_jax.app.saved import SavedModel
 from smoothgrad_jax.core import schedules
-from smoothgrad_jax.data.corpus import default_batch_size
+from smoothgrad_jax.data.sampling import default_batch_size
 from smoothgrad_jax.models import lda
 from smoothgrad_jax.models.lda import LDA
 from smoothgrad_jax.training import driver as training

@@ -1,52 +1,79 @@
 """Bags of words as arrays of fixed shape.
 
-Documents are ragged; compiled programs are not. A :class:`Batch` keeps the words of all its documents end to end, and
-the program walks over them. How many documents and words there are is data; shape is only the room for them, and for
-the longest document: the minibatches of one size that :func:`pack` takes from one corpus share one compiled program, or
-a few, where their number of entries or of different words passes a power of two.
+Documents differ in length; a compiled program has fixed shapes. A :class:`Batch` stores the words of its documents one
+document after the other, and the compiled program iterates over them. The numbers of documents and words are data; the
+shapes are only capacities. The minibatches of one size that :func:`pack` makes from one corpus therefore share one
+compiled program, or a few, if their number of entries or of distinct words passes a power of two.
 
-| name           | shape   | meaning                                                                             |
-|----------------|---------|-------------------------------------------------------------------------------------|
-| ``vocabulary`` | [U]     | ids of the different words in the batch, increasing; then zeros                     |
-| ``num_used``   |         | how many there are                                                                  |
-| ``words``      | [N]     | the documents' words, as positions in ``vocabulary``, one document after the other  |
-| ``counts``     | [N]     | how often; 0 beyond the last document                                               |
-| ``offsets``    | [B + 1] | document d has the entries offsets[d] … offsets[d + 1] − 1                          |
-| ``longest``    | [M, 0]  | holds no number, only M: the program has room for documents of so many words        |
-| ``columns``    | [V, 0]  | holds no number, only V: a shape is known when a program is compiled                |
-
-A minibatch uses a few thousand of the words that there are: what depends on a word is computed once per word of
-``vocabulary``, and not per document or for all V.
-
-The words of a document stand in tiles of 8, 16, 32, … rows, each used or not: any number of words is such a sum within
-7, so that a document gets the tiles, and the arithmetic, of its own length, whatever else is in the batch. (All tiles
-are there, and are filled once a batch: M rows.)
+The program reads a document in tiles of 8, 16, 32, … words, each of which is used or not. Any length is such a sum, up
+to 7 words of padding, so that the cost of a document depends on its own length only.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import scipy.sparse
 
-_LARGEST = 1e30  # a document's sum of counts must be a float32
-TILE = 8  # rows of the smallest tile; XLA's product of a matrix and a vector takes eight at a time
+TILE = 8  # words in the smallest tile; XLA's product of a matrix and a vector processes eight rows at a time
+
+_MAX_COUNT = 1e30  # the sum of a document's counts must be a float32
+
+
+class CSRArrays(Protocol):
+    """Documents × words in compressed sparse row form: a scipy CSR array, or a :class:`smoothgrad_jax.Corpus`."""
+
+    @property
+    def indptr(self) -> npt.NDArray: ...
+
+    @property
+    def indices(self) -> npt.NDArray: ...
+
+    @property
+    def data(self) -> npt.NDArray: ...
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+
+# What `pack` accepts: CSR arrays, any scipy sparse array or matrix, a dense array, or (word ids, counts) per document.
+DocumentsLike = (
+    CSRArrays
+    | scipy.sparse.sparray
+    | scipy.sparse.spmatrix
+    | npt.NDArray
+    | Sequence[tuple[npt.ArrayLike, npt.ArrayLike]]
+)
 
 
 class Batch(NamedTuple):
-    """B documents over V words; made by :func:`pack`."""
+    """B documents over V words; made by :func:`pack`.
 
-    vocabulary: np.ndarray
-    num_used: np.ndarray
-    words: np.ndarray
-    counts: np.ndarray
-    offsets: np.ndarray
-    longest: np.ndarray
-    columns: np.ndarray
+    What depends on a word is computed once per entry of ``vocabulary``: a minibatch uses only a few thousand of the V
+    words.
+
+    Attributes:
+      vocabulary: [U] ids of the distinct words in the batch, increasing; padded with zeros.
+      num_used: The number of these words, without the padding.
+      words: [N] the words of the documents, as positions in ``vocabulary``, one document after the other.
+      counts: [N] the count of each of these words; 0 after the last document.
+      offsets: [B + 1] document d has the entries offsets[d] … offsets[d + 1] − 1.
+      longest: [M, 0] an empty array whose shape is the capacity for words of one document, all tiles together.
+      columns: [V, 0] an empty array whose shape is V, so that V is known when a program is compiled.
+    """
+
+    vocabulary: npt.NDArray
+    num_used: npt.NDArray
+    words: npt.NDArray
+    counts: npt.NDArray
+    offsets: npt.NDArray
+    longest: npt.NDArray
+    columns: npt.NDArray
 
     @property
     def num_words(self) -> int:
-        """V, the number of words that documents could have."""
+        """V, the size of the vocabulary of the corpus."""
         return self.columns.shape[-2]
 
     @property
@@ -56,19 +83,19 @@ class Batch(NamedTuple):
 
     @property
     def tiles(self) -> tuple[int, ...]:
-        """Rows of the tiles that hold a document, smallest first."""
-        return _tiles(self.longest.shape[-2])
+        """The sizes of the tiles that hold a document, smallest first."""
+        return _tile_sizes(self.longest.shape[-2])
 
 
 class Layout(NamedTuple):
-    """The shape that the minibatches of a corpus have in common; :meth:`smoothgrad_jax.Corpus.layout` chooses one.
+    """The shape of all minibatches of a corpus; :meth:`smoothgrad_jax.Corpus.layout` chooses one.
 
-    What does not fit is packed all the same, with more tiles or into a larger array, and is compiled for once more.
+    A minibatch that exceeds a capacity is packed into larger arrays, and the program is compiled once more for it.
 
     Attributes:
-      longest: Different words of the longest document; M is the room that its tiles have.
-      num_entries: Room for the entries of all documents of a minibatch, N.
-      num_used: Room for its different words, U.
+      longest: Distinct words of the longest document.
+      num_entries: N, the capacity for the entries of all documents of a minibatch.
+      num_used: U, the capacity for the distinct words of a minibatch.
     """
 
     longest: int
@@ -76,251 +103,294 @@ class Layout(NamedTuple):
     num_used: int
 
 
-def pack(X: Any, rows: Any = None, *, num_words: int | None = None) -> Batch:
+def pack(X: DocumentsLike, rows: npt.ArrayLike | None = None, *, num_words: int | None = None) -> Batch:
     """Pack documents for the compiled steps.
+
+    If X is CSR, the cost is that of the chosen rows and one pass over the lengths of all documents. Any other form is
+    converted to CSR by every call.
 
     Args:
       X: Documents × words: a scipy sparse array or matrix of any format, a dense array, or a list with
-        ``(word ids, counts)`` for each document. Counts may be fractional, not negative. Documents may be empty.
-      rows: Which documents, in which order, by default all: ``[B]`` indices; or ``[T, B]`` for a stack of T minibatches
-        of one shape, as :func:`smoothgrad_jax.run` and :func:`smoothgrad_jax.sweep` take them. Give the corpus and
-        ``rows`` rather than a part of the corpus: batches then have one shape. The cost is that of the rows and of one
-        look at all lengths if X is CSR; any other form is converted as a whole, every time.
+        ``(word ids, counts)`` for each document. Counts may be fractional, but not negative. Documents may be empty.
+      rows: Which documents, in which order; by default all. ``[B]`` indices, or ``[T, B]`` for a stack of T minibatches
+        of one shape, as :func:`smoothgrad_jax.run` and :func:`smoothgrad_jax.sweep` accept them. Pass the corpus and
+        ``rows`` rather than a part of the corpus, so that all batches have one shape.
       num_words: The size of the vocabulary, for a list; by default the largest id plus one.
 
     Returns:
       A :class:`Batch` of NumPy arrays, with a leading axis T if ``rows`` has one.
 
     Raises:
-      ValueError: A count is negative, NaN or infinite, or an id out of range; it names the document.
+      ValueError: If a count is negative, NaN or infinite, or an id is out of range; the message names the document.
 
     Example:
       >>> batch = pack([([0, 2], [1, 3]), ([], []), ([1], [2])], num_words=3)
       >>> batch.size
       3
     """
-    table = as_table(X, num_words)
-    rows = check_rows(np.arange(table.shape[0]) if rows is None else rows, table.shape[0])
-    lengths = _lengths(table, rows)
-    layout = round_layout(int(np.diff(table.indptr).max()), int(lengths.sum(-1).max()))
-    batches = [pack_rows(table, each, layout) for each in np.atleast_2d(rows)]
-    room = _power_of_two(max(batch.vocabulary.size for batch in batches))
-    batches = [each._replace(vocabulary=np.resize(each.vocabulary, room)) for each in batches]
+    matrix = as_csr(X, num_words)
+    chosen = check_rows(np.arange(matrix.shape[0]) if rows is None else rows, matrix.shape[0])
+    lengths = _lengths(matrix, chosen)
+    layout = round_layout(int(np.diff(matrix.indptr).max()), int(lengths.sum(-1).max()))
+    batches = [pack_rows(matrix, each, layout) for each in np.atleast_2d(chosen)]
+    capacity = _next_power_of_two(max(batch.vocabulary.size for batch in batches))
+    batches = [each._replace(vocabulary=np.resize(each.vocabulary, capacity)) for each in batches]
     for each in batches:
-        each.vocabulary[each.num_used :] = 0
-    return batches[0] if rows.ndim == 1 else Batch(*map(np.stack, zip(*batches, strict=True)))
+        each.vocabulary[int(each.num_used) :] = 0
+    return batches[0] if chosen.ndim == 1 else Batch(*map(np.stack, zip(*batches, strict=True)))
 
 
 def round_layout(longest: int, num_entries: int, num_used: int = 0) -> Layout:
-    """A layout for documents of up to so many words, and so many entries and, at most, different words in all.
+    """Return a layout whose capacities are rounded up to powers of two, so that batches of similar size share it.
 
-    The sizes are rounded up to powers of two, so that batches of similar size have the same.
+    Args:
+      longest: Distinct words of the longest document.
+      num_entries: Entries of all documents of a batch.
+      num_used: Distinct words of a batch, at most.
     """
-    room = _power_of_two(num_entries + TILE)
-    return Layout(longest, room, min(_power_of_two(num_used), room))
+    capacity = _next_power_of_two(num_entries + TILE)
+    return Layout(longest, capacity, min(_next_power_of_two(num_used), capacity))
 
 
-def check_rows(rows: Any, num_docs: int) -> np.ndarray:
-    """``rows`` as int64 [B] or [T, B], or an error that says what is wrong with them."""
+def check_rows(rows: npt.ArrayLike, num_docs: int) -> npt.NDArray[np.int64]:
+    """Return row indices as int64 [B] or [T, B].
+
+    Raises:
+      ValueError: If they are not integers of such a shape, or are out of range.
+    """
     rows = np.asarray(rows)
     if rows.ndim not in (1, 2) or rows.size == 0 or not np.issubdtype(rows.dtype, np.integer):
-        raise ValueError(f"rows must be whole numbers of shape [B] or [T, B]; got {rows.dtype} of shape {rows.shape}")
+        raise ValueError(f"rows must be integers of shape [B] or [T, B]; got {rows.dtype} of shape {rows.shape}")
     if rows.min() < 0 or rows.max() >= num_docs:
         raise ValueError(f"rows must lie in 0 … {num_docs - 1}; got {rows.min()} … {rows.max()}")
-    return rows.astype(np.int64)  # rows + 1 must not wrap
+    return rows.astype(np.int64)  # a smaller type would overflow in rows + 1
 
 
-def csr(X: Any) -> scipy.sparse.csr_array:
-    """All of X, as in :func:`pack`, checked: CSR without duplicates and explicit zeros. X is not changed."""
-    table = as_table(X, None)
-    _, counts = _check_entries(table, np.arange(table.nnz))
-    table = scipy.sparse.csr_array((counts.copy(), table.indices.copy(), table.indptr.copy()), table.shape)
-    table.sum_duplicates()
-    table.eliminate_zeros()
-    return table
+def canonical_csr(X: DocumentsLike) -> scipy.sparse.csr_array:
+    """Return a checked copy of X in CSR form, without duplicate entries and explicit zeros.
 
-
-def split(X: Any, rng: np.random.Generator) -> tuple[scipy.sparse.csr_array, scipy.sparse.csr_array]:
-    """Deal the tokens of every document into two halves at random; an odd one goes to the first.
-
-    A fractional count is that many whole tokens and a smaller last one.
+    Raises:
+      ValueError: As in :func:`pack`.
     """
-    table = csr(X)
-    # One entry per token: which nonzero it belongs to, and its weight, which is 1 but for a fractional rest.
-    pieces = np.ceil(table.data).astype(np.int64)
-    entry = np.repeat(np.arange(table.nnz), pieces)
+    matrix = as_csr(X)
+    _, counts = check_entries(matrix, slice(0, len(matrix.data)))
+    copy = scipy.sparse.csr_array((counts.copy(), matrix.indices.copy(), matrix.indptr.copy()), matrix.shape)
+    copy.sum_duplicates()
+    copy.eliminate_zeros()
+    return copy
+
+
+def split_tokens(X: DocumentsLike, rng: np.random.Generator) -> tuple[scipy.sparse.csr_array, scipy.sparse.csr_array]:
+    """Split the tokens of every document into two random halves; the first half is the larger one if they differ.
+
+    A fractional count c is ⌈c⌉ tokens, of which the last one has a weight below 1.
+
+    Args:
+      X: Documents × words, as in :func:`pack`.
+      rng: The random generator.
+
+    Returns:
+      Two matrices whose sum is X.
+    """
+    matrix = canonical_csr(X)
+    # One element per token: the entry of the matrix that it belongs to, and its weight.
+    pieces = np.ceil(matrix.data).astype(np.int64)
+    entry = np.repeat(np.arange(matrix.nnz), pieces)
     weight = np.ones(entry.size)
-    weight[np.cumsum(pieces) - 1] = table.data - (pieces - 1)
-    document = np.repeat(np.arange(table.shape[0]), np.diff(table.indptr))[entry]
-    # Shuffle within each document and cut it in the middle.
+    weight[np.cumsum(pieces) - 1] = matrix.data - (pieces - 1)
+    document = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))[entry]
+    # Shuffle the tokens within each document and cut each document in the middle.
     order = np.lexsort((rng.random(entry.size), document))
-    tokens = np.bincount(document, minlength=table.shape[0])
+    tokens = np.bincount(document, minlength=matrix.shape[0])
     position = np.arange(entry.size) - np.repeat(np.cumsum(tokens) - tokens, tokens)
     first = order[position < np.repeat((tokens + 1) // 2, tokens)]
-    observed = np.bincount(entry[first], weights=weight[first], minlength=table.nnz)
+    observed = np.bincount(entry[first], weights=weight[first], minlength=matrix.nnz)
 
-    def half(data):
-        out = scipy.sparse.csr_array((data.astype(table.dtype), table.indices, table.indptr), table.shape, copy=True)
-        out.eliminate_zeros()
-        return out
+    def half(data: npt.NDArray) -> scipy.sparse.csr_array:
+        arrays = data.astype(matrix.dtype), matrix.indices, matrix.indptr
+        result = scipy.sparse.csr_array(arrays, matrix.shape, copy=True)
+        result.eliminate_zeros()
+        return result
 
-    # The rest of a fractional count may come out as 1e-17 instead of 0.
-    rest = table.data - observed
-    return half(observed), half(np.where(rest > 1e-6 * table.data, rest, 0))
+    # The remainder of a fractional count can be a rounding error instead of 0.
+    rest = matrix.data - observed
+    return half(observed), half(np.where(rest > 1e-6 * matrix.data, rest, 0))
 
 
-def as_table(X: Any, num_words: int | None = None) -> Any:
-    """X, as in :func:`pack`, as CSR, its form checked but not its values; nothing is copied that is CSR already."""
+def as_csr(X: DocumentsLike, num_words: int | None = None) -> Any:
+    """Return X in CSR form, without a copy if it is CSR already. Its shape and type are checked, its values are not.
+
+    Args:
+      X: Documents × words, as in :func:`pack`.
+      num_words: V, if it is known.
+
+    Returns:
+      A scipy CSR array or matrix.
+
+    Raises:
+      ValueError: If X is not documents × words, is empty, or does not have ``num_words`` columns.
+    """
+    given: Any = X
     if scipy.sparse.issparse(X):
-        if X.ndim != 2:
-            raise ValueError(f"expected documents × words, got a sparse array of shape {X.shape}")
-        table = X if X.format == "csr" else _from_triples(X.tocoo())
-    elif all(hasattr(X, name) for name in ("indptr", "indices", "data", "shape")):
-        first, last = X.indptr[0], X.indptr[-1]  # of a part of a corpus
-        arrays = X.data[first:last], X.indices[first:last], np.asarray(X.indptr) - first
-        table = scipy.sparse.csr_array(arrays, X.shape)
-    elif isinstance(X, list | tuple):
-        table = _from_lists(X, num_words)
+        if given.ndim != 2:
+            raise ValueError(f"expected documents × words, got a sparse array of shape {given.shape}")
+        matrix = given if given.format == "csr" else _from_coo(given.tocoo())
+    elif all(hasattr(given, name) for name in ("indptr", "indices", "data", "shape")):
+        first, last = given.indptr[0], given.indptr[-1]  # a part of a corpus does not begin with entry 0
+        arrays = given.data[first:last], given.indices[first:last], np.asarray(given.indptr) - first
+        matrix = scipy.sparse.csr_array(arrays, given.shape)
+    elif isinstance(given, list | tuple):
+        matrix = _from_lists(given, num_words)
     else:
-        dense = np.asarray(X)
+        dense = np.asarray(given)
         if dense.ndim != 2 or dense.dtype.kind not in "buif":
             raise ValueError(f"expected documents × words, got an array of {dense.dtype} of shape {dense.shape}")
-        table = scipy.sparse.csr_array(dense if dense.dtype.kind != "f" or dense.itemsize > 2 else dense.astype("f4"))
-    if table.shape[0] == 0:
+        matrix = scipy.sparse.csr_array(dense if dense.dtype.kind != "f" or dense.itemsize > 2 else dense.astype("f4"))
+    if matrix.shape[0] == 0:
         raise ValueError("there is no document to pack")
-    if num_words is not None and table.shape[1] != num_words:
-        raise ValueError(f"num_words is {num_words}, but the documents have {table.shape[1]} columns")
-    if table.dtype.kind not in "buif":
-        raise ValueError(f"counts must be real numbers, got {table.dtype}")
-    return table
+    if num_words is not None and matrix.shape[1] != num_words:
+        raise ValueError(f"num_words is {num_words}, but the documents have {matrix.shape[1]} columns")
+    if matrix.dtype.kind not in "buif":
+        raise ValueError(f"counts must be real numbers, got {matrix.dtype}")
+    return matrix
 
 
-def entries(table: Any, rows: np.ndarray) -> np.ndarray:
-    """Where the entries of some rows stand in the arrays of a table, one row after the other."""
-    lengths = _lengths(table, rows)
-    before = np.cumsum(lengths) - lengths
-    return np.arange(lengths.sum()) + np.repeat(table.indptr[rows] - before, lengths)
+def entry_positions(matrix: CSRArrays, rows: npt.NDArray) -> npt.NDArray:
+    """Return the positions of the entries of some rows in ``indices`` and ``data``, one row after the other."""
+    lengths = _lengths(matrix, rows)
+    first = np.cumsum(lengths) - lengths
+    return np.arange(lengths.sum()) + np.repeat(matrix.indptr[rows] - first, lengths)
 
 
-def _check_entries(table, entries):
-    """Ids and counts of some entries, these as floats; refused with the document's name if an entry is not usable."""
-    counts, ids = table.data[entries], table.indices[entries]
-    # NaN fails every comparison, and is the minimum of what it is in.
+def check_entries(matrix: CSRArrays, positions: npt.NDArray | slice) -> tuple[npt.NDArray, npt.NDArray]:
+    """Return the word ids and the counts of some entries, the counts as float32 or float64.
+
+    Args:
+      matrix: Documents × words.
+      positions: The positions of the entries; a slice must have a start.
+
+    Raises:
+      ValueError: If a count is negative, NaN or too large, or an id is out of range; the message names the document.
+    """
+    counts, ids = matrix.data[positions], matrix.indices[positions]
+    num_words = matrix.shape[1]
+    # NaN fails every comparison, and the minimum of an array with NaN is NaN.
     if counts.size and not (
-        counts.min() >= 0 and counts.max() <= _LARGEST and ids.min() >= 0 and ids.max() < table.shape[1]
+        counts.min() >= 0 and counts.max() <= _MAX_COUNT and ids.min() >= 0 and ids.max() < num_words
     ):
-        bad = ~((counts >= 0) & (counts <= _LARGEST) & (ids >= 0) & (ids < table.shape[1]))
-        entry = entries[np.argmax(bad)]
-        document = int(np.searchsorted(table.indptr, entry, side="right")) - 1
-        word, count = table.indices[entry], table.data[entry]
-        if not 0 <= word < table.shape[1]:
-            raise ValueError(f"document {document}: word id {word} is out of range 0 … {table.shape[1] - 1}")
+        bad = int(np.argmax(~((counts >= 0) & (counts <= _MAX_COUNT) & (ids >= 0) & (ids < num_words))))
+        position = int(positions.start) + bad if isinstance(positions, slice) else positions[bad]
+        document = int(np.searchsorted(matrix.indptr, position, side="right")) - 1
+        word, count = ids[bad], counts[bad]
+        if not 0 <= word < num_words:
+            raise ValueError(f"document {document}: word id {word} is out of range 0 … {num_words - 1}")
         raise ValueError(
-            f"document {document}: the count of word {word} is {count}; counts must be finite (at most {_LARGEST:g}) "
-            "and not negative"
+            f"document {document}: the count of word {word} is {count}; counts must be finite (at most "
+            f"{_MAX_COUNT:g}) and not negative"
         )
     if counts.dtype not in (np.float32, np.float64):
         counts = counts.astype(np.float64 if counts.dtype.kind == "f" else np.float32)
     return ids, counts
 
 
-def _from_triples(coo):
-    """CSR that keeps duplicates apart: scipy would add them in the dtype of the counts, and before they are checked."""
+def pack_rows(matrix: CSRArrays, rows: npt.NDArray[np.int64], layout: Layout) -> Batch:
+    """Pack some documents in a given layout. The rows are trusted, their entries are checked.
+
+    The cost is that of the entries of the rows, and one byte per word of the vocabulary.
+
+    Args:
+      matrix: Documents × words. Its arrays may be memory-mapped: only the entries of the rows are read.
+      rows: [B] which documents.
+      layout: The shape; see :class:`Layout` for a batch that exceeds it.
+
+    Returns:
+      A :class:`Batch`.
+    """
+    lengths = np.asarray(_lengths(matrix, rows))
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    ids, counts = check_entries(matrix, entry_positions(matrix, rows))
+    ids = ids.astype(np.int64)  # NumPy converts every other type on each use as an index
+    present = np.zeros(matrix.shape[1], bool)
+    present[ids] = True
+    used = np.flatnonzero(present)
+    position = np.empty(matrix.shape[1], np.int32)  # of a used word in the batch's own vocabulary
+    position[used] = np.arange(used.size, dtype=np.int32)
+    tiles = _tile_sizes(max(layout.longest, int(lengths.max())))
+    # The last tile of a document is read in full, so that it reaches beyond the document's entries.
+    capacity = max(_capacity(layout.num_entries, ids.size + TILE), tiles[-1])
+    words, padded = np.zeros(capacity, np.int32), np.zeros(capacity, counts.dtype)
+    words[: ids.size], padded[: ids.size] = position[ids], counts
+    vocabulary = np.zeros(_capacity(layout.num_used, used.size), np.int32)
+    vocabulary[: used.size] = used
+    return Batch(
+        vocabulary=vocabulary,
+        num_used=np.array(used.size, np.int32),
+        words=words,
+        counts=padded,
+        offsets=offsets.astype(np.int32),
+        longest=np.empty((sum(tiles), 0), np.float32),
+        columns=np.empty((matrix.shape[1], 0), np.float32),
+    )
+
+
+def _from_coo(coo: scipy.sparse.coo_array) -> scipy.sparse.csr_array:
+    """Convert to CSR and keep duplicates: scipy would add them unchecked, in the type of the counts."""
     order = np.argsort(coo.row, kind="stable")
     indptr = np.concatenate([[0], np.cumsum(np.bincount(coo.row, minlength=coo.shape[0]))])
     return scipy.sparse.csr_array((coo.data[order], coo.col[order], indptr), coo.shape)
 
 
-def _from_lists(X: Sequence, num_words: int | None) -> scipy.sparse.csr_array:
-    ids, counts = [], []
-    for document, pair in enumerate(X):
-        pairs = isinstance(pair, list) and bool(pair) and all(isinstance(p, tuple) and len(p) == 2 for p in pair)
-        if not isinstance(pair, list | tuple) or len(pair) != 2 or pairs:
-            what = "a list of (id, count) pairs" if pairs else f"a {type(pair).__name__} of another form"
-            raise ValueError(f"document {document}: expected (word ids, counts), two lists of one length; got {what}")
-        words, values = np.asarray(pair[0]), np.asarray(pair[1])
-        if words.size == 0 and values.size == 0:
-            words, values = np.zeros(0, np.int64), np.zeros(0)
-        if words.ndim != 1 or words.shape != values.shape:
-            raise ValueError(
-                f"document {document}: word ids and counts must be two lists of one length, "
-                f"got shapes {words.shape} and {values.shape}"
-            )
-        if not np.issubdtype(words.dtype, np.integer):
-            raise ValueError(f"document {document}: word ids must be whole numbers, got {words.dtype}")
-        if values.dtype.kind not in "buif":
-            raise ValueError(f"document {document}: counts must be real numbers, got {values.dtype}")
-        if words.size and (words.min() < 0 or (num_words is not None and words.max() >= num_words)):
-            wrong = words.min() if words.min() < 0 else words.max()
-            allowed = "not negative" if num_words is None else f"in 0 … {num_words - 1}"
-            raise ValueError(f"document {document}: word id {wrong} is out of range; ids must be {allowed}")
-        ids.append(words)
-        counts.append(values)
-    if not ids:
+def _from_lists(X: Sequence[Any], num_words: int | None) -> scipy.sparse.csr_array:
+    if not X:
         raise ValueError("there is no document to pack")
-    indptr = np.concatenate([[0], np.cumsum([words.size for words in ids])])
-    words = np.concatenate(ids)
+    pairs = [_check_document(number, document, num_words) for number, document in enumerate(X)]
+    indptr = np.concatenate([[0], np.cumsum([words.size for words, _ in pairs])])
+    words = np.concatenate([words for words, _ in pairs])
     if num_words is None:
         num_words = int(words.max()) + 1 if words.size else 1
-    return scipy.sparse.csr_array((np.concatenate(counts), words, indptr), shape=(len(ids), num_words))
+    return scipy.sparse.csr_array((np.concatenate([counts for _, counts in pairs]), words, indptr), (len(X), num_words))
 
 
-def pack_rows(table: Any, rows: np.ndarray, layout: Layout) -> Batch:
-    """Some documents in a given layout; ``rows`` [B] are trusted, the entries are checked.
-
-    Args:
-      table: Anything with ``indptr``, ``indices``, ``data`` and ``shape`` as scipy's CSR has them; memory-mapped arrays
-        will do, only the entries of the rows are read.
-      rows: Which documents.
-      layout: The shape; see :class:`Layout` for what does not fit.
-
-    Returns:
-      A :class:`Batch`. Costs the entries of the rows and a look at a byte for each word there is.
-    """
-    lengths = np.asarray(_lengths(table, rows))
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    ids, counts = _check_entries(table, entries(table, rows))
-    ids = ids.astype(np.int64)  # as NumPy wants them: with others it takes twice as long
-    present = np.zeros(table.shape[1], bool)
-    present[ids] = True
-    used = np.flatnonzero(present)
-    position = np.empty(table.shape[1], np.int32)  # of a word in the batch's own vocabulary, where it has one
-    position[used] = np.arange(used.size, dtype=np.int32)
-    tiles = _tiles(max(layout.longest, int(lengths.max())))
-    # A tile is cut from the counts at the document's last words, and its rest from whatever comes then.
-    room = max(_room(layout.num_entries, ids.size + TILE), tiles[-1])
-    words, padded = np.zeros(room, np.int32), np.zeros(room, counts.dtype)
-    words[: ids.size], padded[: ids.size] = position[ids], counts
-    vocabulary = np.zeros(_room(layout.num_used, used.size), np.int32)
-    vocabulary[: used.size] = used
-    return Batch(
-        vocabulary=vocabulary,
-        num_used=np.int32(used.size),
-        words=words,
-        counts=padded,
-        offsets=offsets.astype(np.int32),
-        longest=np.empty((sum(tiles), 0), np.float32),
-        columns=np.empty((table.shape[1], 0), np.float32),
-    )
+def _check_document(number: int, document: Any, num_words: int | None) -> tuple[npt.NDArray, npt.NDArray]:
+    """Return the word ids and the counts of one document of a list."""
+    pairs = isinstance(document, list) and bool(document)
+    pairs = pairs and all(isinstance(pair, tuple) and len(pair) == 2 for pair in document)
+    if not isinstance(document, list | tuple) or len(document) != 2 or pairs:
+        got = "a list of (id, count) pairs" if pairs else f"a {type(document).__name__} of another form"
+        raise ValueError(f"document {number}: expected (word ids, counts), two lists of one length; got {got}")
+    words, counts = np.asarray(document[0]), np.asarray(document[1])
+    if words.size == 0 and counts.size == 0:
+        words, counts = np.zeros(0, np.int64), np.zeros(0)
+    if words.ndim != 1 or words.shape != counts.shape:
+        shapes = f"got shapes {words.shape} and {counts.shape}"
+        raise ValueError(f"document {number}: word ids and counts must be two lists of one length, {shapes}")
+    if not np.issubdtype(words.dtype, np.integer):
+        raise ValueError(f"document {number}: word ids must be integers, got {words.dtype}")
+    if counts.dtype.kind not in "buif":
+        raise ValueError(f"document {number}: counts must be real numbers, got {counts.dtype}")
+    if words.size and (words.min() < 0 or (num_words is not None and words.max() >= num_words)):
+        word = words.min() if words.min() < 0 else words.max()
+        allowed = "not negative" if num_words is None else f"in 0 … {num_words - 1}"
+        raise ValueError(f"document {number}: word id {word} is out of range; ids must be {allowed}")
+    return words, counts
 
 
-def _tiles(longest):
-    """8, 16, 32, … rows, until together they have room for so many words."""
+def _tile_sizes(longest: int) -> tuple[int, ...]:
+    """Return 8, 16, 32, …, until the sum is at least ``longest``."""
     tiles = [TILE]
     while sum(tiles) < longest:
         tiles.append(2 * tiles[-1])
     return tuple(tiles)
 
 
-def _lengths(table, rows):
-    return table.indptr[rows + 1] - table.indptr[rows]
+def _lengths(matrix: CSRArrays, rows: npt.NDArray) -> npt.NDArray:
+    return matrix.indptr[rows + 1] - matrix.indptr[rows]
 
 
-def _room(planned, needed):
-    """The planned size, or if that is too small the next power of two."""
-    return planned if needed <= planned else _power_of_two(needed)
+def _capacity(planned: int, needed: int) -> int:
+    """Return the planned capacity, or the next power of two if that is too small."""
+    return planned if needed <= planned else _next_power_of_two(needed)
 
 
-def _power_of_two(n):
-    """n rounded up, so that batches of similar size have the same shape."""
+def _next_power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()

@@ -103,7 +103,7 @@ def seed_topics(
     (size, num_words), rng = X.shape, np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
     few = num_topics * _SEEDS > size
     rows = rng.choice(size, num_topics * _SEEDS, replace=few)
-    entries = documents.entries(X, rows)
+    entries = documents.entry_positions(X, rows)
     topic = np.repeat(np.arange(len(rows)) // _SEEDS, X.indptr[rows + 1] - X.indptr[rows])
     places = np.asarray(X.indices[entries], np.int64) * num_topics + topic
     counts = np.bincount(places, X.data[entries], num_words * num_topics).reshape(num_words, num_topics)
@@ -197,7 +197,7 @@ def split_documents(X: Any, key: jax.Array) -> tuple[Any, Any]:
       document of one token has nothing held out.
     """
     seed = np.asarray(jax.random.key_data(key)).ravel()
-    return documents.split(X, np.random.default_rng(seed))
+    return documents.split_tokens(X, np.random.default_rng(seed))
 
 
 def topics(lam: jax.Array) -> jax.Array:

@@ -33,7 +33,8 @@ from smoothgrad_jax.core._threads import num_cores, submit
 from smoothgrad_jax.core.adaptive import Adaptive
 from smoothgrad_jax.core.window import Exponential, ExponentialState, Warmup, check_lengths
 from smoothgrad_jax.data.batches import Batch, check_rows, pack
-from smoothgrad_jax.data.corpus import Corpus, draw, prefetch, seed_of
+from smoothgrad_jax.data.corpus import Corpus
+from smoothgrad_jax.data.sampling import draw, prefetch, seed_of
 from smoothgrad_jax.models import lda
 from smoothgrad_jax.models.lda import LDA
 from smoothgrad_jax.training import rows

@@ -8,7 +8,7 @@ import scipy.sparse
 from hypothesis import given, settings
 
 from smoothgrad_jax import pack
-from smoothgrad_jax.data.batches import csr, split
+from smoothgrad_jax.data.batches import canonical_csr, split_tokens
 from smoothgrad_jax.models import lda
 
 
@@ -115,7 +115,7 @@ def test_duplicate_and_explicit_zero_entries():
     np.testing.assert_array_equal(unpack(pack([([1, 1], [1, 2])], num_words=3)), [[0, 3, 0]])
     small = scipy.sparse.coo_array((np.array([200, 200], np.uint8), ([0, 0], [1, 1])), shape=(1, 2))
     np.testing.assert_array_equal(unpack(pack(small)), [[0, 400]])
-    np.testing.assert_array_equal(csr(small).toarray(), [[0, 400]])
+    np.testing.assert_array_equal(canonical_csr(small).toarray(), [[0, 400]])
 
 
 def test_the_input_is_not_changed():
@@ -149,7 +149,7 @@ def test_float64_is_kept_and_integers_become_float32():
         ([[(0, 5), (7, 2)]], r"document 0: .* got a list of \(id, count\) pairs"),
         (scipy.sparse.csr_array(([1.0, 1], [0, 9], [0, 1, 2]), shape=(2, 3)), "document 1: word id 9 is out of range"),
         (scipy.sparse.coo_array(([3.0, -1], ([1, 1], [2, 2])), shape=(2, 3)), "document 1: the count of word 2 is -1"),
-        ([([0.5], [1])], "document 0: word ids must be whole numbers"),
+        ([([0.5], [1])], "document 0: word ids must be integers"),
         ([([0], ["a"])], "document 0: counts must be real numbers"),
         ([], "there is no document"),
         (np.zeros((0, 3)), "there is no document"),
@@ -193,7 +193,7 @@ def test_list_without_num_words():
 @given(matrices, st.integers(0, 99))
 def test_split_deals_out_every_token(X, seed):
     X = np.minimum(X, 50)
-    observed, held_out = split(X, np.random.default_rng(seed))
+    observed, held_out = split_tokens(X, np.random.default_rng(seed))
     np.testing.assert_allclose((observed + held_out).toarray(), X, rtol=1e-6, atol=1e-6)
     assert (observed.toarray() >= 0).all()
     assert (held_out.toarray() >= 0).all()
@@ -201,11 +201,11 @@ def test_split_deals_out_every_token(X, seed):
 
 def test_split_halves_whole_tokens_at_random():
     X = np.array([[3, 0, 4, 1], [1, 0, 0, 0], [0, 0, 0, 0], [0, 1, 0, 1]] * 50)
-    observed, held_out = split(X, np.random.default_rng(0))
+    observed, held_out = split_tokens(X, np.random.default_rng(0))
     assert (observed.toarray() % 1 == 0).all()
     np.testing.assert_array_equal(observed.sum(1), (X.sum(1) + 1) // 2)
     np.testing.assert_array_equal((observed + held_out).toarray(), X)
-    again, _ = split(X, np.random.default_rng(0))
+    again, _ = split_tokens(X, np.random.default_rng(0))
     np.testing.assert_array_equal(observed.toarray(), again.toarray())
     # Tokens are dealt without regard to the word: of 8, three of word 0, a half has 1.5 of it on average.
     assert observed.toarray()[::4, 0].mean() == pytest.approx(1.5, abs=0.35)
@@ -213,4 +213,4 @@ def test_split_halves_whole_tokens_at_random():
 
 def test_csr_takes_what_pack_takes(rng):
     X = (rng.random((5, 4)) < 0.5).astype(np.float32)
-    np.testing.assert_array_equal(csr(scipy.sparse.csc_matrix(X)).toarray(), X)
+    np.testing.assert_array_equal(canonical_csr(scipy.sparse.csc_matrix(X)).toarray(), X)

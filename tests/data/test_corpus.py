@@ -77,14 +77,33 @@ def test_a_corpus_of_empty_documents():
     np.testing.assert_array_equal(unpack(batch), np.zeros((4, 3)))
 
 
-def test_bad_rows_and_counts_are_named(X):
+def test_bad_rows_are_named(X):
     corpus = Corpus.of(X)
     layout = corpus.layout(3)
     with pytest.raises(ValueError, match=r"rows must lie in 0 … 59; got 2 … 60"):
         corpus.pack([2, 60], layout)
-    bad = Corpus.of(scipy.sparse.csr_array(([1.0, -2.0], [0, 1], [0, 1, 2]), (2, 3)))
-    with pytest.raises(ValueError, match="document 1: the count of word 1 is -2"):
-        bad.pack([0, 1], Layout(8, 20, 3))
+
+
+@pytest.mark.parametrize(
+    ("count", "word", "message"),
+    [
+        (-2.0, 1, "document 1: the count of word 1 is -2"),
+        (np.nan, 1, "document 1: the count of word 1 is nan"),
+        (1.0, 3, "document 1: word id 3 is out of range 0 … 2"),
+    ],
+)
+def test_counts_in_memory_are_checked_when_a_corpus_is_made(tmp_path, count, word, message):
+    bad = Corpus(np.array([0, 1, 2]), np.array([0, word]), np.array([1.0, count]), num_words=3)
+    with pytest.raises(ValueError, match=message):
+        Corpus.of(bad)
+    with pytest.raises(ValueError, match=message):
+        Corpus.of(scipy.sparse.csr_array((bad.data, bad.indices, bad.indptr), (2, 3)))
+    assert Corpus.of(bad.part(0, 1)).num_docs == 1
+    # A memory-mapped corpus is checked when it is packed, because reading all of it could take minutes.
+    np.save(tmp_path / "data.npy", bad.data)
+    on_disk = Corpus.of(bad._replace(data=np.load(tmp_path / "data.npy", mmap_mode="r")))
+    with pytest.raises(ValueError, match=message):
+        on_disk.pack([0, 1], Layout(8, 20, 3))
 
 
 @pytest.mark.parametrize("batch_size", [7, 20, 64, 150])

@@ -20,14 +20,14 @@ from smoothgrad_jax import (
     split_documents,
     topics,
 )
-from smoothgrad_jax.data.batches import csr
+from smoothgrad_jax.data.batches import canonical_csr
 from smoothgrad_jax.models import lda
 
 V, K, B = 50, 6, 17
 
 
 def csr_of(corpus):
-    return csr([*corpus, ([V - 1], [1.0])])[:-1]  # one more document, to fix the number of columns
+    return canonical_csr([*corpus, ([V - 1], [1.0])])[:-1]  # one more document, to fix the number of columns
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import mixture
 import numpy as np
 import oracle
 import pytest
+import scipy.sparse
 
 from smoothgrad_jax import (
     LDA,
@@ -271,10 +272,17 @@ def test_statistics_that_are_not_finite_stop_the_run_and_keep_the_topics(X, lam,
     assert list(training) == []
 
 
-def test_a_bad_document_is_named_and_the_topics_stay(X, lam):
+def test_a_bad_document_is_named_and_the_topics_stay(X, lam, tmp_path):
     X = X.astype(float)
     X[17, 3] = -1
-    training = fit(X, LDA(0.3, 0.2, D), lam, batch_size=B, key=KEY)
+    with pytest.raises(ValueError, match="document 17: the count of word 3 is -1"):
+        fit(X, LDA(0.3, 0.2, D), lam, batch_size=B, key=KEY)
+    # Counts on disk are checked when they are read.
+    matrix = scipy.sparse.csr_array(X)
+    np.save(tmp_path / "data.npy", matrix.data)
+    data = np.load(tmp_path / "data.npy", mmap_mode="r")
+    corpus = Corpus(matrix.indptr, matrix.indices, data, X.shape[1])
+    training = fit(corpus, LDA(0.3, 0.2, D), lam, batch_size=B, key=KEY)
     with pytest.raises(ValueError, match="document 17: the count of word 3 is -1"):
         training.finish()
     assert np.isfinite(training.params).all()
