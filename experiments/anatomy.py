@@ -1,12 +1,12 @@
-"""Where the time of a training step goes, on one core.
+"""Measure where the time of a training step goes, on one core.
 
     python experiments/anatomy.py                             generated documents
     python experiments/anatomy.py --corpus arxiv/bow.npz
-    python experiments/anatomy.py --words 100000              generated as for the benchmark, with so many words
+    python experiments/anatomy.py --words 100000              generated as for the benchmark, with this many words
 
-Topics are trained for a pass; then every program of a step is waited for and timed by itself, and the rows' program
-again with only one of its parts at work: values that leave the window, values that enter it, β̃ of the words to come.
-Medians and, in brackets, minima, in milliseconds.
+The script trains topics for one pass. Then it times each program of a step by itself, and the program that updates rows
+once more with only one of its parts active: values that leave the window, values that enter it, β̃ of the words in use.
+It prints medians and, in brackets, minima, in milliseconds.
 """
 
 import argparse
@@ -21,15 +21,16 @@ from benchmark import generate
 from study import read
 
 from smoothgrad_jax import LDA, Corpus, fit, init_topics, robbins_monro
-from smoothgrad_jax.models import lda
-from smoothgrad_jax.training import rows
+from smoothgrad_jax.core.row_sparse import step as row_step
+from smoothgrad_jax.core.row_sparse.program import update_rows
+from smoothgrad_jax.core.row_sparse.state import END, Workspace, init_rows, partition_batch, partition_prior
 
 TOPICS, BATCH, WINDOW, STEPS = 100, 300, 10, 60
 PARTS = {"nothing": (0, 0, 0), "leave": (1, 0, 0), "enter": (0, 1, 0), "use": (0, 0, 1)}
 
 
 def timed(times, name, function):
-    """The function, which waits for its result and notes the seconds."""
+    """Return the function, which waits for its result and records the seconds."""
 
     def call(*args):
         jax.block_until_ready(args)
@@ -42,57 +43,62 @@ def timed(times, name, function):
 
 
 def in_parts(times, program):
-    """The rows' program, which before it works is timed on copies with only a part of the words each."""
+    """Return the program that updates rows, which is first timed on copies with only some of the words each."""
 
-    def call(shard, slot, table, totals, leave, enter, use, *rest):
-        none = np.full_like(use, rows._END)
-        for name, (leaves, enters, used) in PARTS.items():
-            lists = (leave[0] if leaves else none, *leave[1:]), (enter[0] if enters else none, *enter[1:])
-            copies = jax.tree.map(lambda x: jax.numpy.array(np.array(x)), (shard, slot, table))  # which it uses up
-            timed(times, f"rows: {name}", program)(*copies, totals, *lists, use if used else none, *rest)
-        return timed(times, "rows", program)(shard, slot, table, totals, leave, enter, use, *rest)
+    def call(kernel, partition, slot, features, total, leaving, entering, used, *rest):
+        none = np.full_like(used, END)
+        for name, (leaves, enters, uses) in PARTS.items():
+            lists = [
+                each if active else each._replace(words=none)
+                for each, active in ((leaving, leaves), (entering, enters))
+            ]
+            copies = jax.tree.map(lambda x: jax.numpy.array(np.array(x)), (partition, slot, features))  # are donated
+            timed(times, f"rows: {name}", program)(kernel, *copies, total, *lists, used if uses else none, *rest)
+        return timed(times, "rows", program)(kernel, partition, slot, features, total, leaving, entering, used, *rest)
 
     return call
 
 
 def measure(corpus: Corpus, alpha: float, eta: float) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Seconds of every part of every step, and some facts."""
+    """Return the seconds of every part of every step, and some facts."""
     model = LDA(alpha, eta, corpus.num_docs)
     options = {"batch_size": BATCH, "window": WINDOW, "threads": 1, "key": jax.random.key(0)}
     training = fit(corpus, model, init_topics(jax.random.key(1), corpus.num_words, TOPICS), passes=1, **options)
     *_, report = training
-    state = rows.init(training.params)
-    dealt, layout = rows.deal(lda.check(model, training.params), state), corpus.layout(BATCH)
-    rng, schedule = np.random.default_rng(0), robbins_monro(64 + training.step, 0.7)
+    state, layout = init_rows(training.params), corpus.layout(BATCH)
+    kernel, prior = model.row_kernel(TOPICS, state.dtype), partition_prior(eta, state)
+    rng, schedule, workspace = np.random.default_rng(0), robbins_monro(64 + training.step, 0.7), Workspace()
     times, used, evaluations = {}, [], []
-    programs = rows._rows, rows._documents
+    programs = row_step.update_rows, row_step._fit
     try:
         for step in range(2 * WINDOW + STEPS):
             batch = timed(times, "pack", corpus.pack)(rng.integers(0, corpus.num_docs, BATCH), layout)
-            share = timed(times, "share", rows.share)(batch, 1)
+            part = timed(times, "partition", partition_batch)(batch, 1)
             if step == 2 * WINDOW:  # the window is full, everything is compiled
                 times.clear()
-                rows._rows, rows._documents = in_parts(times, programs[0]), timed(times, "documents", programs[1])
-            state, info = rows.step(state, share, dealt, float(schedule(step)), WINDOW)
-            used.append(int((share.words < rows._END).sum()))
-            evaluations.append(info.iterations / BATCH)
+                row_step.update_rows = in_parts(times, update_rows)
+                row_step._fit = timed(times, "documents", programs[1])
+            inputs = part, kernel, prior, float(schedule(step)), WINDOW
+            state, info = row_step.step(state, *inputs, workspace, options=row_step.StepOptions())
+            used.append(int((part.words < END).sum()))
+            evaluations.append(sum(int(details.iterations) for details in info.details) / BATCH)
     finally:
-        rows._rows, rows._documents = programs
+        row_step.update_rows, row_step._fit = programs
     facts = {
-        "words in a minibatch": statistics.mean(used),
-        "evaluations a document": statistics.mean(evaluations),
+        "words per minibatch": statistics.mean(used),
+        "evaluations per document": statistics.mean(evaluations),
         "documents/s at the end of the pass": report.rate,
     }
     return times, facts
 
 
 def main():
-    """Measure and show."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument(
         "--corpus", type=pathlib.Path, help="documents × words (bow.npz), or a converted folder; else generated"
     )
-    parser.add_argument("--words", type=int, help="V of documents that are generated as those of the benchmark")
+    parser.add_argument("--words", type=int, help="V of documents generated as for the benchmark")
     parser.add_argument("--documents", type=int, default=30_000)
     parser.add_argument("--alpha", type=float, default=0.5)
     parser.add_argument("--eta", type=float, default=0.5)
@@ -109,13 +115,13 @@ def main():
         print(f"{fact:<46}{value:>10,.1f}")
     labels = {
         "pack": "pack the documents (in a thread, ahead)",
-        "share": "deal them out (in a thread, ahead)",
+        "partition": "partition the minibatch (in a thread, ahead)",
         "documents": "documents: fit γ, sum Ŝ",
         "rows": "rows",
-        "rows: nothing": "  of which without any row",
+        "rows: nothing": "  without any row",
         "rows: leave": "  values that leave the window",
         "rows: enter": "  values that enter it",
-        "rows: use": "  rows brought up to date, and their β̃",
+        "rows: use": "  rows advanced, and their β̃",
     }
     for key, label in labels.items():
         part = key.startswith("rows: ") and key != "rows: nothing"

@@ -23,11 +23,11 @@ _NAMES = {
     "data.durable_files": ("LoadError", "SaveError"),
     "data.readers": ("Source", "open_source", "recognise"),
     "data.unpacking": ("CorpusError",),
-    "models.lda": (
-        *("LDA", "LocalInfo", "elbo", "init_topics", "local_step", "log_predictive", "seed_topics", "split_documents"),
-        "topics",
-    ),
-    "training.driver": ("NotFiniteError", "Progress", "Training", "fit"),
+    "models.lda.document_fit": ("LocalInfo",),
+    "models.lda.model": ("LDA", "elbo", "local_step", "log_predictive", "split_documents"),
+    "models.lda.topics": ("init_topics", "seed_topics", "topics"),
+    "training.driver": ("Progress", "Training", "fit"),
+    "training.engines": ("NotFiniteError",),
     "app.saved": ("Checkpoint", "Checkpoints", "SavedModel", "load_model", "save_model"),
 }
 _MODULES = {  # modules that are used by their own name

@@ -41,18 +41,18 @@ from smoothgrad_jax.data.sampling import prefetch as prefetch
 from smoothgrad_jax.data.sampling import sample as sample
 from smoothgrad_jax.data.unpacking import CorpusError as CorpusError
 from smoothgrad_jax.models import dirichlet as dirichlet
-from smoothgrad_jax.models.lda import LDA as LDA
-from smoothgrad_jax.models.lda import LocalInfo as LocalInfo
-from smoothgrad_jax.models.lda import elbo as elbo
-from smoothgrad_jax.models.lda import init_topics as init_topics
-from smoothgrad_jax.models.lda import local_step as local_step
-from smoothgrad_jax.models.lda import log_predictive as log_predictive
-from smoothgrad_jax.models.lda import seed_topics as seed_topics
-from smoothgrad_jax.models.lda import split_documents as split_documents
-from smoothgrad_jax.models.lda import topics as topics
-from smoothgrad_jax.training.driver import NotFiniteError as NotFiniteError
+from smoothgrad_jax.models.lda.document_fit import LocalInfo as LocalInfo
+from smoothgrad_jax.models.lda.model import LDA as LDA
+from smoothgrad_jax.models.lda.model import elbo as elbo
+from smoothgrad_jax.models.lda.model import local_step as local_step
+from smoothgrad_jax.models.lda.model import log_predictive as log_predictive
+from smoothgrad_jax.models.lda.model import split_documents as split_documents
+from smoothgrad_jax.models.lda.topics import init_topics as init_topics
+from smoothgrad_jax.models.lda.topics import seed_topics as seed_topics
+from smoothgrad_jax.models.lda.topics import topics as topics
 from smoothgrad_jax.training.driver import Progress as Progress
 from smoothgrad_jax.training.driver import Training as Training
 from smoothgrad_jax.training.driver import fit as fit
+from smoothgrad_jax.training.engines import NotFiniteError as NotFiniteError
 
 __version__: str

@@ -10,8 +10,8 @@ import time
 import jax
 import numpy as np
 
+from smoothgrad_jax import LDA
 from smoothgrad_jax.app import saved
-from smoothgrad_jax.models import lda
 from smoothgrad_jax.training import driver as training
 
 V, K, D, B = 80, 4, 120, 10
@@ -43,7 +43,7 @@ def live(folder, cache, pipe, pause):
         lam, history, first = last.state, last.history, last.step
     key = jax.random.wrap_key_data(np.array([0, 5], np.uint32))
     options = {"window": 5, "rho": 0.1, "batch_size": B, "key": key, "threads": 2, "every": EVERY}
-    run = training.fit(X, lda.LDA(0.3, 0.2, D), lam, steps=STEPS - first, **options)
+    run = training.fit(X, LDA(0.3, 0.2, D), lam, steps=STEPS - first, **options)
     for progress in run:
         if progress.step == first + EVERY:
             pipe.send(first)

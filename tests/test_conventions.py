@@ -134,7 +134,7 @@ def test_doctests():
     from smoothgrad_jax.core import transformation as transform
     from smoothgrad_jax.data import batches as documents
     from smoothgrad_jax.data import corpus, text
-    from smoothgrad_jax.models import inference, priors
+    from smoothgrad_jax.models.lda import inference, priors
 
     names = {"jnp": jnp, "optax": optax}
     for module in (adaptive, corpus, documents, estimator, inference, priors, text, transform):

@@ -27,8 +27,8 @@ from smoothgrad_jax.app import progress, report, runs, saved
 from smoothgrad_jax.app.runs import Run, provenance, record
 from smoothgrad_jax.data import batches as documents
 from smoothgrad_jax.data import readers, store
-from smoothgrad_jax.models import inference
-from smoothgrad_jax.training.driver import NotFiniteError
+from smoothgrad_jax.models.lda import inference
+from smoothgrad_jax.training.engines import NotFiniteError
 
 INTERRUPTED = 130
 _SHOWN = 20  # topics that fit prints at the end

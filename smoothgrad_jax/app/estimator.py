@@ -24,13 +24,13 @@ import numpy as np
 
 from smoothgrad_jax.app import progress, saved
 from smoothgrad_jax.core import schedules
+from smoothgrad_jax.core.row_sparse.state import RowSparseState
 from smoothgrad_jax.data.batches import Layout
 from smoothgrad_jax.data.corpus import Corpus
 from smoothgrad_jax.data.sampling import default_batch_size
-from smoothgrad_jax.models import inference, lda, priors
-from smoothgrad_jax.models.lda import LDA
+from smoothgrad_jax.models.lda import inference, priors, topics
+from smoothgrad_jax.models.lda.model import LDA
 from smoothgrad_jax.training import driver as training
-from smoothgrad_jax.training.rows import RowState
 
 try:
     from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
@@ -224,9 +224,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             key=key,
             held_out=held_out,
             score_every=max(1, round(corpus.num_docs / size)) if held_out is not None else None,
-            every=max(_LEAST_STEPS, steps // _UPDATES) if learns else None,
-            tol=self.mean_change_tol,
-            max_iter=self.max_doc_update_iter,
+            report_every=max(_LEAST_STEPS, steps // _UPDATES) if learns else None,
             threads=self.n_jobs,
         )
         self._begin(X.dtype)
@@ -278,7 +276,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         if self._layout is None:
             self._layout = tuple(corpus.layout(len(pieces[0])))
         layout = Layout(*self._layout)
-        before = self.n_batch_iter_ - (start.step if isinstance(start, RowState) else 0)
+        before = self.n_batch_iter_ - (int(start.step) if isinstance(start, RowSparseState) else 0)
         rho, window = self._rho(self.total_samples / size), self.window
         run = training.fit(
             [corpus.pack(rows, layout) for rows in pieces],
@@ -286,9 +284,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             start,
             window=(lambda step: window(step + before)) if callable(window) else window,
             rho=(lambda step: rho(step + before)) if callable(rho) else rho,
-            tol=self.mean_change_tol,
-            max_iter=self.max_doc_update_iter,
-            threads=None if isinstance(start, RowState) else self.n_jobs,
+            threads=None if isinstance(start, RowSparseState) else self.n_jobs,
         )
         with self._keeping(run, before):
             run.finish()
@@ -422,7 +418,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
 
     def _first_topics(self, key, X, num_docs=None):
         if self.init is None:
-            return lda.seed_topics(key, Corpus.of(X), self.n_components, num_docs=num_docs)
+            return topics.seed_topics(key, Corpus.of(X), self.n_components, num_docs=num_docs)
         init, shape = np.asarray(self.init, np.float32), (self.n_components, self.n_features_in_)
         if init.shape != shape or not (np.isfinite(init) & (init > 0)).all():
             raise ValueError(f"init must be positive and finite of shape {shape}; got an array of shape {init.shape}")
@@ -432,10 +428,11 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         alpha, eta = self.doc_topic_prior, self.topic_word_prior
         alpha = ALPHA if alpha is None or _kind(alpha) == "auto" else alpha
         eta = ETA if eta is None or _kind(eta) == "auto" else eta
-        return LDA(alpha, _word_major(eta), num_docs)
+        return LDA(alpha, _word_major(eta), num_docs, self.mean_change_tol, self.max_doc_update_iter)
 
     def _model(self, num_docs):
-        return LDA(self.doc_topic_prior_, _word_major(self.topic_word_prior_), num_docs)
+        eta = _word_major(self.topic_word_prior_)
+        return LDA(self.doc_topic_prior_, eta, num_docs, self.mean_change_tol, self.max_doc_update_iter)
 
     def _begin(self, dtype):
         self._fitted_dtype, self._state, self._layout = dtype, None, None

@@ -29,15 +29,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from smoothgrad_jax.app import saved
 from smoothgrad_jax.app.saved import SavedModel
 from smoothgrad_jax.core import schedules
 from smoothgrad_jax.data.sampling import default_batch_size
-from smoothgrad_jax.models import lda
-from smoothgrad_jax.models.lda import LDA
+from smoothgrad_jax.models.lda.model import LDA
+from smoothgrad_jax.models.lda.topics import seed_topics
 from smoothgrad_jax.training import driver as training
 
 # Chosen by held-out score on four corpora: experiments/defaults.py.
@@ -132,16 +131,16 @@ class Run:
             steps=max(self.steps - first, 1),
             batch_size=settings["batch_size"],
             key=key,
-            rows=rows,
+            documents=rows,
             held_out=corpus.select(aside) if aside.size else None,
             score_every=max(1, self.steps // _SCORES),
             threads=None if last else threads,
-            dtype=jnp.dtype(settings["slots"]),
+            slots=settings["slots"],
         )
 
     def _first_topics(self, key, rows):
         some = self._stored.corpus.select(rows[:: -(-rows.size // _SEEDS)])  # spread over all
-        return lda.seed_topics(key, some, self._settings["topics"], num_docs=rows.size)
+        return seed_topics(key, some, self._settings["topics"], num_docs=rows.size)
 
     @property
     def step(self) -> int:

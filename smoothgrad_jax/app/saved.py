@@ -44,6 +44,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smoothgrad_jax.data.durable_files import LoadError, SaveError
+from smoothgrad_jax.training.state_files import read_tree, write_tree
 
 _MODEL, _CHECKPOINT = "smoothgrad model", "smoothgrad checkpoint"
 _VERSIONS = {_MODEL: 1, _CHECKPOINT: 2}  # checkpoints of version 1 kept the stamps of rows apart from the rows
@@ -105,7 +106,7 @@ class SavedModel(NamedTuple):
 
     def lda(self) -> Any:
         """The priors, as :class:`smoothgrad_jax.LDA`."""
-        from smoothgrad_jax.models.lda import LDA
+        from smoothgrad_jax.models.lda.model import LDA
 
         return LDA(self.alpha, self.eta, self.num_docs)
 
@@ -114,7 +115,7 @@ class SavedModel(NamedTuple):
         options."""
         import jax
 
-        from smoothgrad_jax.models import inference
+        from smoothgrad_jax.models.lda import inference
 
         lam = np.asarray(self.lam, None if jax.config.jax_enable_x64 else np.float32)
         return inference.proportions(self.lda(), lam, documents, **options)
@@ -286,7 +287,7 @@ class Checkpoints:
         Raises:
           SaveError: If it cannot be written (disk full, no permission, …); earlier checkpoints are still there.
         """
-        arrays, facts = training.snapshot() if hasattr(training, "snapshot") else training
+        facts = {"step": training.step, "sampler": training.sampler and training.sampler._asdict()}
         body = {
             "format": _CHECKPOINT,
             "version": _VERSIONS[_CHECKPOINT],
@@ -303,7 +304,7 @@ class Checkpoints:
             new = self.folder / f".new-{name}"
             try:
                 new.mkdir()
-                files = {key: _write_array(new / f"{key}.npy", array) for key, array in arrays.items()}
+                files = write_tree(new, training.state)
                 _write(new / "checkpoint.json", [_to_json(body | {"files": files})])
                 _sync(new)
                 os.rename(new, self.folder / name)
@@ -536,15 +537,9 @@ def _stamp(folder):
 def _read_checkpoint(path, like):
     body = _read_json(path / "checkpoint.json", _CHECKPOINT)
     with _reading(path):
-        facts, arrays = body["facts"], {}
-        for name, entry in body["files"].items():
-            if not name.isidentifier():
-                raise LoadError(f"{path}: not a name for an array: {name!r}")
-            arrays[name] = _read_array(path / f"{name}.npy", entry)
-    from smoothgrad_jax.training import driver as training
-
+        facts, state = body["facts"], read_tree(path, body["files"], like)
     return Checkpoint(
-        state=training.resume(arrays, facts, like),
+        state=state,
         step=facts["step"],
         settings=body["settings"],
         history=body["history"],

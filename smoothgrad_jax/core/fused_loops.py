@@ -1,16 +1,16 @@
-"""Loops over rows that the machine runs as one function.
+"""Loops over rows that XLA compiles into one function.
 
-On a CPU XLA makes a task of every operation, and a scheduler hands them out: about a microsecond each, in which a
-document's γ could have been updated once more. Of a loop it makes one function, with the loops and branches inside.
-:func:`whole` puts all of a computation into such a loop, which has one round. In it, single rows of large arrays are
-read and written in place.
+On a CPU, XLA makes a task of every operation, and a scheduler runs the tasks: about a microsecond each. XLA compiles a
+loop into one function, with the loops and branches inside it. :func:`fused` puts a computation into a loop of one
+iteration. Inside it, single rows of large arrays are read and written in place.
 
-Three things make XLA copy the whole array in every round, or give up; tests look for them in the compiled programs:
+Three things make XLA copy a whole array per iteration, or not fuse the loop; tests look for them in the compiled
+programs:
 
-- a row is read and then overwritten with something that does not depend on what was read (write what does, or keep the
-  reading apart by a barrier);
-- a branch returns several arrays that it wrote to (give each a branch of its own);
-- a scatter, a sort, or the sum of a large array, for which XLA calls a library (write and add row by row).
+- A row is read and then overwritten with something that does not depend on it. Write something that does, or separate
+  the read from the write by a barrier.
+- A branch returns several arrays that it writes to. Give each array its own branch.
+- A scatter, a sort, or the sum of a large array, for which XLA calls a library. Write and add row by row.
 """
 
 from collections.abc import Callable
@@ -23,19 +23,18 @@ import numpy as np
 from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
-from smoothgrad_jax.core._xla import ALONE, BEFORE_JAX_0_12
+from smoothgrad_jax.core._xla import BEFORE_JAX_0_12
+from smoothgrad_jax.core.types import Array, PyTree
 
-__all__ = ["ALONE", "row", "set_row", "whole"]
 
+def fused(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """Make a function ``(arrays, *inputs) -> arrays`` compile into one function, inside ``jax.jit``.
 
-def whole(function: Callable) -> Callable:
-    """A function ``(arrays, *given) -> arrays``, for use in compiled ones, as one function of the machine.
-
-    The arrays are changed in place, and keep their types; what is given is only read (and some of it must be).
+    The arrays are updated in place, and keep their types. The inputs are only read; at least one is needed.
 
     Example:
       >>> @jax.jit
-      ... @whole
+      ... @fused
       ... def count(counts, ids):
       ...     return lax.fori_loop(0, len(ids), lambda i, n: set_row(n, ids[i], row(n, ids[i]) + 1), counts)
       >>> count(jax.numpy.zeros(3, int), jax.numpy.array([0, 2, 0])).tolist()
@@ -43,38 +42,38 @@ def whole(function: Callable) -> Callable:
     """
 
     @wraps(function)
-    def call(arrays: Any, *given: Any) -> Any:
+    def call(arrays: PyTree, *inputs: PyTree) -> PyTree:
         if jax.default_backend() != "cpu":
-            return function(arrays, *given)
-        leaves, tree = jax.tree.flatten(given)
-        full = [i for i, leaf in enumerate(leaves) if np.size(leaf)]  # the others hold nothing but a shape
+            return function(arrays, *inputs)
+        leaves, tree = jax.tree.flatten(inputs)
+        nonempty = [i for i, leaf in enumerate(leaves) if np.size(leaf)]  # the others carry only a shape
 
-        def loop(arrays, given):
-            def only_round(i, arrays):
-                # The barriers hide that there is one round, and that in every round the same would be given: XLA would
-                # take out of the loop what does not change in it.
-                _, hidden = lax.optimization_barrier((i, given))
-                inside = dict(enumerate(leaves)) | dict(zip(full, hidden, strict=True))
+        def loop(arrays, inputs):
+            def only_iteration(i, arrays):
+                # The barriers hide that there is one iteration, and that the inputs are the same in each: XLA would
+                # move out of the loop what does not change in it.
+                _, hidden = lax.optimization_barrier((i, inputs))
+                inside = dict(enumerate(leaves)) | dict(zip(nonempty, hidden, strict=True))
                 return function(arrays, *tree.unflatten(inside.values()))
 
-            return lax.fori_loop(0, lax.optimization_barrier(jnp.int32(1)), only_round, arrays)
+            return lax.fori_loop(0, lax.optimization_barrier(jnp.int32(1)), only_iteration, arrays)
 
-        given = [leaves[i] for i in full]
+        used = [leaves[i] for i in nonempty]
         if not BEFORE_JAX_0_12:
-            return loop(arrays, given)
-        # Before jax 0.12 XLA does it by itself only for loops that touch less than a kilobyte. The attributes go to the
-        # operation that the values come from, which is the call. XLA ends the process if a call does not use what it
-        # is given: the barrier, which takes all of it, is a use.
-        return set_xla_metadata(jax.jit(loop)(arrays, given), xla_cpu_small_call="true", inlineable="false")
+            return loop(arrays, used)
+        # Before jax 0.12, XLA fuses by itself only loops that touch less than a kilobyte. The attributes belong to the
+        # operation that the values come from, which is the call. XLA ends the process if a call does not use one of its
+        # inputs; the barrier uses all of them.
+        return set_xla_metadata(jax.jit(loop)(arrays, used), xla_cpu_small_call="true", inlineable="false")
 
     return call
 
 
-def row(array: jax.Array, i: Any) -> jax.Array:
-    """array[i : i + 1]"""
+def row(array: Array, i: Any) -> Array:
+    """Return array[i : i + 1]."""
     return lax.dynamic_slice_in_dim(array, i, 1)
 
 
-def set_row(array: jax.Array, i: Any, new: jax.Array) -> jax.Array:
-    """The array with array[i : i + 1] set; in a loop, in place."""
+def set_row(array: Array, i: Any, new: Array) -> Array:
+    """Return the array with array[i : i + 1] set; inside a loop, in place."""
     return lax.dynamic_update_slice_in_dim(array, new, i, 0)

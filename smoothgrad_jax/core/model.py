@@ -9,10 +9,13 @@ needs a missing part says so in an error that names the method.
 | ``prior``                | every global step                                                           |
 | ``local_step``           | every engine                                                                |
 | ``num_docs``             | limits in passes where the caller supplies the batches                      |
+| ``uses_documents``       | if true, ``fit`` draws minibatches of documents from a corpus               |
+| ``uses_key``             | if true, the local step gets a random key per step                          |
 | ``check``                | early errors: parameters and data that do not belong to the model           |
 | ``split_held_out``,      | held-out scores during training                                             |
 | ``held_out_score``       |                                                                             |
-| ``row_kernel``           | the row-sparse engine; without it the model runs on the dense engine        |
+| ``row_kernel``, …        | the row-sparse engine; without it the model runs on the dense engine. See   |
+|                          | :class:`smoothgrad_jax.core.row_sparse.kernel.RowSparseModel`               |
 
 A model is a pytree whose leaves are its hyperparameters, so that compiled programs take them as inputs. A model with
 other hyperparameters of the same shapes compiles nothing again.
@@ -47,6 +50,23 @@ class Model(Protocol):
         """
 
 
+@runtime_checkable
+class ScoringModel(Model, Protocol):
+    """A model that scores held-out data."""
+
+    def split_held_out(self, data: Any, key: PRNGKey | None, params: PyTree) -> PyTree:
+        """Prepare held-out data once, and check it against the shapes of the parameters.
+
+        Args:
+          data: What the caller of :func:`smoothgrad_jax.fit` gave.
+          key: Random key of the run.
+          params: Parameters, or their shapes.
+        """
+
+    def held_out_score(self, params: PyTree, held_out: PyTree) -> float:
+        """Return the score of prepared held-out data; higher is better."""
+
+
 @jax.tree_util.register_pytree_node_class
 class FunctionModel:
     """A model that is a function and a prior.
@@ -78,7 +98,12 @@ class FunctionModel:
 
 
 class HeldOut(NamedTuple):
-    """Held-out data in the form a model scores; made by ``Model.split_held_out``."""
+    """Held-out data as two halves of the same documents.
+
+    Attributes:
+      observed: The halves that the model sees.
+      held_out: The halves that are scored.
+    """
 
     observed: Any
     held_out: Any

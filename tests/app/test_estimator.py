@@ -23,7 +23,7 @@ from smoothgrad_jax import (
     save_model,
     write_report,
 )
-from smoothgrad_jax.models.priors import fit_symmetric, mean_log
+from smoothgrad_jax.models.lda.priors import fit_symmetric, mean_log
 from smoothgrad_jax.training import driver as training
 
 K, WORDS = 4, 10  # every planted topic has ten words of its own

@@ -8,8 +8,8 @@ from compiled import is_one_piece
 from jax import lax
 
 from smoothgrad_jax import LDA, local_step, log_predictive, pack
-from smoothgrad_jax.core.fused_loops import row, set_row, whole
-from smoothgrad_jax.models import lda
+from smoothgrad_jax.core.fused_loops import fused, row, set_row
+from smoothgrad_jax.models.lda.model import _local_step
 
 
 def add_rows(arrays, ids, values, holder):
@@ -32,7 +32,7 @@ def test_whole_is_the_same_function(number, rng):
     ids, values = rng.integers(0, 5_000, number).astype(np.int32), rng.gamma(1, 1, (number, 12)).astype(np.float32)
     expected = np.zeros((5_000, 12), np.float32)
     np.add.at(expected, ids, values)
-    program = jax.jit(whole(add_rows), donate_argnums=0)
+    program = jax.jit(fused(add_rows), donate_argnums=0)
     arguments = jnp.zeros((5_000, 12)), jnp.zeros(number)
     given = ids, values, np.empty((7, 0), np.float32)
     compiled = program.lower(arguments, *given).compile()
@@ -45,7 +45,7 @@ def test_whole_is_the_same_function(number, rng):
 
 def test_whole_does_not_mind_what_is_not_used():
     """XLA before jax 0.12 ends the process if a call has an argument without a use."""
-    program = jax.jit(whole(lambda x, y, z, u: x + z[:3]))
+    program = jax.jit(fused(lambda x, y, z, u: x + z[:3]))
     np.testing.assert_array_equal(program(jnp.zeros(3), jnp.ones(3), jnp.ones(5), jnp.ones(())), 1)
 
 
@@ -55,7 +55,7 @@ def test_the_local_step_is_one_function(num_topics, num_docs):
     """Whatever the shapes: with one document or topic XLA simplifies a good deal."""
     batch, lam = pack(np.ones((num_docs, 40))), np.ones((40, num_topics), np.float32)
     model = LDA(*np.float32([0.1, 0.1, 9]))
-    assert "xla_cpu_small_call" in lda._local_step.lower(model, lam, batch, 1e-3, 100).compile().as_text()
+    assert "xla_cpu_small_call" in _local_step.lower(model, lam, batch).compile().as_text()
     stats, _ = local_step(model, lam, batch)
     np.testing.assert_allclose(stats.sum(), 9 * 40, rtol=1e-5)
     np.testing.assert_allclose(log_predictive(model, lam, batch, batch), -np.log(40), rtol=1e-5)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from smoothgrad_jax import pack
 from smoothgrad_jax.data.batches import canonical_csr, split_tokens
-from smoothgrad_jax.models import lda
+from smoothgrad_jax.models.lda.document_fit import _tile_parts
 
 
 def unpack(batch):
@@ -19,8 +19,8 @@ def unpack(batch):
         start, length = batch.offsets[d], batch.offsets[d + 1] - batch.offsets[d]
         assert length <= sum(batch.tiles)
         seen = 0
-        parts = zip(batch.tiles, lda._parts(length, batch.tiles), strict=True)
-        for size, (wanted, at, used) in reversed(list(parts)):  # the largest tile has the first words
+        parts = zip(batch.tiles, *_tile_parts(length, batch.tiles), strict=True)
+        for size, wanted, at, used in reversed(list(parts)):  # the largest tile has the first words
             if not wanted:
                 assert used == 0
                 continue
@@ -38,7 +38,7 @@ def padded(batch):
     return sum(
         size * int(wanted)
         for n in np.diff(batch.offsets)
-        for size, (wanted, *_) in zip(batch.tiles, lda._parts(n, batch.tiles), strict=True)
+        for size, wanted, *_ in zip(batch.tiles, *_tile_parts(n, batch.tiles), strict=True)
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse
 
 from smoothgrad_jax import LDA, log_predictive, split_documents
-from smoothgrad_jax.models import inference
+from smoothgrad_jax.models.lda import inference
 
 V, K = 60, 4
 MODEL = LDA(np.array([0.1, 0.2, 0.3, 0.4], np.float32), 0.1, 1)

@@ -17,11 +17,12 @@ from smoothgrad_jax import (
     local_step,
     log_predictive,
     pack,
+    seed_topics,
     split_documents,
     topics,
 )
 from smoothgrad_jax.data.batches import canonical_csr
-from smoothgrad_jax.models import lda
+from smoothgrad_jax.models.lda import document_fit, model
 
 V, K, B = 50, 6, 17
 
@@ -298,9 +299,9 @@ def test_topics_are_distributions(lam):
 @pytest.mark.parametrize("width", [1, 2, 7, 8, 9, 13, 100, 101])
 def test_the_largest_of_a_row(width):
     rows = np.random.default_rng(width).random((width, width), np.float32) + np.eye(width, dtype=np.float32)
-    np.testing.assert_array_equal(lda._largest(rows), rows.max(1, keepdims=True))
+    np.testing.assert_array_equal(document_fit._largest(rows), rows.max(1, keepdims=True))
     rows[0, width // 2] = np.nan
-    assert np.isnan(lda._largest(rows)[0, 0])
+    assert np.isnan(document_fit._largest(rows)[0, 0])
 
 
 def test_init_topics():
@@ -325,28 +326,24 @@ def test_everything_can_be_swept_by_vmap(lam, corpus):
 
 
 def test_nothing_is_compiled_twice(lam, corpus, rng):
-    from smoothgrad_jax.models import lda
-
     lam = jnp.asarray(lam, jnp.float32)
     X = csr_of(corpus)
     for alpha in (0.3, jnp.ones(())):  # an array of jax is another entry of the cache, and not another program
         local_step(LDA(alpha, 0.1, B), lam, pack(X))
-    before = lda._local_step._cache_size()
+    before = model._local_step._cache_size()
     local_step(LDA(0.7, 0.2, 99), 2 * lam, pack(X, rng.permutation(B)), tol=1e-4, max_iter=50)
-    for model in (LDA(1, 1, 3_000_000_000), LDA(np.float64(0.1), np.float32(0.1), 7.5), LDA(jnp.ones(()), 0.1, 3)):
-        local_step(model, lam, pack(X))
-    assert lda._local_step._cache_size() == before
+    for other in (LDA(1, 1, 3_000_000_000), LDA(np.float64(0.1), np.float32(0.1), 7.5), LDA(jnp.ones(()), 0.1, 3)):
+        local_step(other, lam, pack(X))
+    assert model._local_step._cache_size() == before
 
 
 def test_no_hidden_copies_of_the_statistics():
     """The sum over documents is accumulated in place, for the words of the batch: nothing is kept per document."""
-    from smoothgrad_jax.models import lda
-
     V, K = 4000, 64
     X = np.eye(300, V)
     X[:, :20] = 1
-    model = LDA(*np.float32([0.1, 0.1, 300]))
-    compiled = lda._local_step.lower(model, jnp.ones((V, K)), pack(X), 1e-3, 100).compile()
+    hyperparameters = LDA(*np.float32([0.1, 0.1, 300]))
+    compiled = model._local_step.lower(hyperparameters, jnp.ones((V, K)), pack(X)).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 2 * V * K * 4
 
 
@@ -398,15 +395,15 @@ def test_log_predictive_needs_the_same_documents():
 
 def test_seeded_topics_lean_to_documents(rng):
     X = scipy.sparse.csr_array(rng.poisson(0.2, (500, 60)))
-    lam = lda.seed_topics(jax.random.key(3), X, 5)
+    lam = seed_topics(jax.random.key(3), X, 5)
     assert lam.shape == (60, 5)
     assert lam.dtype == np.float32
     # What is above the noise is 0.3 of the words that a topic would have, were all equal.
-    noise = np.asarray(lda.init_topics(jax.random.key(3), 60, 5))
+    noise = np.asarray(init_topics(jax.random.key(3), 60, 5))
     np.testing.assert_allclose((lam - noise).sum(0), 0.3 * X.sum() / 5, rtol=0.1)
     assert (lam - noise).min() > -1e-5
-    part = lda.seed_topics(jax.random.key(3), Corpus.of(X).part(100, 200), 5, num_docs=500)
+    part = seed_topics(jax.random.key(3), Corpus.of(X).part(100, 200), 5, num_docs=500)
     np.testing.assert_allclose((part - noise).sum(0), 0.3 * X.sum() / 5, rtol=0.2)
     assert not np.allclose(part, lam, rtol=0.2)
-    few = lda.seed_topics(jax.random.key(3), X[:3], 5)  # documents are drawn more than once
+    few = seed_topics(jax.random.key(3), X[:3], 5)  # documents are drawn more than once
     assert np.isfinite(few).all()

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import psi
 
-from smoothgrad_jax.models import priors
+from smoothgrad_jax.models.lda import priors
 
 POSITIVE = st.floats(1e-3, 1e3)
 

@@ -1,4 +1,4 @@
-"""The driver: the same λ as the engines by hand, progress, limits, interruption, errors that name what is wrong."""
+"""The training loop: the same λ as the oracle, progress, limits, interruption, errors that name the option."""
 
 import itertools
 import math
@@ -60,8 +60,8 @@ def listed(X, rows):
 )
 def test_fit_is_algorithm_1_on_the_sampled_documents(x64, X, lam, replace, window, lengths):
     rho = robbins_monro(2, 0.6)
-    options = {"window": window, "rho": rho, "passes": 1, "batch_size": B, "key": KEY, "replace": replace, "tol": 1e-4}
-    training = fit(X, LDA(0.3, 0.2, D), np.asarray(lam, np.float64), **options).finish()
+    options = {"window": window, "rho": rho, "passes": 1, "batch_size": B, "key": KEY, "replace": replace}
+    training = fit(X, LDA(0.3, 0.2, D, tol=1e-4), np.asarray(lam, np.float64), **options).finish()
     batches = [listed(X, sample(KEY, t, D, B, replace=replace)) for t in range(12)]
     expected, queue = np.asarray(lam, np.float64), []
     for t, batch in enumerate(batches):
@@ -74,13 +74,13 @@ def test_fit_is_algorithm_1_on_the_sampled_documents(x64, X, lam, replace, windo
 
 
 def test_progress(X, lam):
-    reports = list(fit(X, LDA(0.3, 0.2, D), lam, steps=7, batch_size=B, key=KEY, every=3))
+    reports = list(fit(X, LDA(0.3, 0.2, D), lam, steps=7, batch_size=B, key=KEY, report_every=3))
     assert [p.step for p in reports] == [3, 6, 7]
     assert [p.documents for p in reports] == [30, 60, 70]
     assert reports[-1].passes == pytest.approx(70 / D)
     assert reports[-1].remaining == 0
     assert all(p.seconds > 0 and p.rate > 0 and p.score is None for p in reports)
-    # Before the second report nobody knows: the first has compiled.
+    # The first report includes compilation, so that no estimate is possible before the second.
     assert reports[0].remaining is None
 
 
@@ -92,7 +92,9 @@ def test_one_pass_is_the_default_and_seconds_are_a_limit(X, lam):
     *_, last = fit(X, model, lam, batch_size=B, key=KEY, seconds=0.3)
     assert last.seconds >= 0.3
     assert time.perf_counter() - begun < 10
-    *_, last = fit(X, model, lam, batch_size=500, key=KEY, passes=2)  # more than there are: all of them, twice
+    *_, last = fit(
+        X, model, lam, batch_size=500, key=KEY, passes=2
+    )  # larger than the corpus: each minibatch is the corpus
     assert last.step == 2
 
 
@@ -100,7 +102,7 @@ def test_held_out_score(X, lam):
     model = LDA(0.3, 0.2, 100)
     train, unseen = X[:100], X[100:]
     halves = split_documents(unseen, jax.random.key(9))
-    training = fit(train, model, lam, steps=6, batch_size=B, key=KEY, held_out=halves, score_every=4, every=100)
+    training = fit(train, model, lam, steps=6, batch_size=B, key=KEY, held_out=halves, score_every=4, report_every=100)
     scores = [(p.step, p.score) for p in training]
     assert [step for step, _ in scores] == [4, 6]
     assert scores[-1][1] == pytest.approx(float(log_predictive(model, training.params, *halves)), rel=1e-6)
@@ -109,7 +111,7 @@ def test_held_out_score(X, lam):
     assert last.score < 0
 
 
-def test_batches_of_ones_own(X, lam):
+def test_supplied_batches(X, lam):
     model = LDA(0.3, 0.2, D)
     rows = [sample(KEY, t, D, B) for t in range(12)]
     corpus = Corpus.of(X)
@@ -120,22 +122,22 @@ def test_batches_of_ones_own(X, lam):
     by_generator = fit((corpus.pack(r, layout) for r in rows), model, lam, passes=1, **options).finish()
     np.testing.assert_array_equal(by_list.params, by_corpus.params)
     np.testing.assert_array_equal(by_generator.params, by_corpus.params)
-    # Another layout is another arithmetic, and not another answer.
+    # Another layout changes the order of the arithmetic, and not the result.
     repacked = fit((pack(X, r) for r in rows), model, lam).finish()
     np.testing.assert_allclose(repacked.params, by_corpus.params, rtol=1e-3)
 
 
 @pytest.mark.parametrize("window", [3, math.inf])
-def test_a_run_goes_on_from_its_state(X, lam, window):
+def test_a_run_continues_from_its_state(X, lam, window):
     model = LDA(0.3, 0.2, D)
     options = {"window": window, "batch_size": B, "key": KEY, "threads": 2}
-    whole = fit(X, model, lam, steps=17, **options).finish()
+    complete = fit(X, model, lam, steps=17, **options).finish()
     part = fit(X, model, lam, steps=6, **options).finish()
     rest = fit(X, model, part.state, steps=11, **options).finish()
-    np.testing.assert_array_equal(rest.params, whole.params)
-    with pytest.raises(ValueError, match="used up by a run that went on from it"):
+    np.testing.assert_array_equal(rest.params, complete.params)
+    with pytest.raises(ValueError, match="a later run continued from this state and overwrote it"):
         fit(X, model, part.state, steps=11, **options)
-    with pytest.raises(ValueError, match="used up by a run that went on from it"):
+    with pytest.raises(ValueError, match="a later run continued from this state and overwrote it"):
         np.asarray(part.params)
 
 
@@ -143,9 +145,9 @@ def test_a_state_is_not_for_every_run(X, lam):
     model = LDA(0.3, 0.2, D)
     state = fit(X, model, lam, steps=2, batch_size=B, key=KEY, threads=2).finish().state
     for change, message in (
-        ({"threads": 3}, "this state is for 2 threads and slots of float32"),
-        ({"dtype": jnp.uint8}, "this state is for 2 threads and slots of float32"),
-        ({"exponential": True}, "a run with a moving window"),
+        ({"threads": 3}, "threads must be 2, as in the run that is continued"),
+        ({"slots": "uint8"}, "slots must be float32, as in the run that is continued"),
+        ({"window": Exponential(4)}, "of a run on the row-sparse engine"),
     ):
         with pytest.raises(ValueError, match=message):
             fit(X, model, state, steps=2, batch_size=B, key=KEY, **change)
@@ -155,7 +157,7 @@ def test_a_state_is_not_for_every_run(X, lam):
 
 @pytest.mark.parametrize("window", [lambda t: 3 if t < 2 else 1, ([3, 3] + [1] * 2_000).__getitem__])
 def test_no_end_and_plain_python_schedules(X, lam, window):
-    training = fit(X, LDA(0.3, 0.2, D), lam, passes=math.inf, every=2, batch_size=B, key=KEY, window=window)
+    training = fit(X, LDA(0.3, 0.2, D), lam, passes=math.inf, report_every=2, batch_size=B, key=KEY, window=window)
     assert next(training).remaining is None
     assert next(training).step == 4
     training.close()
@@ -171,7 +173,7 @@ def test_parts_of_a_corpus_are_documents_too(X, lam):
 
 def test_looking_does_not_change_the_run(X, lam):
     model = LDA(0.3, 0.2, D)
-    options = {"steps": 9, "batch_size": B, "key": KEY, "every": 1}
+    options = {"steps": 9, "batch_size": B, "key": KEY, "report_every": 1}
     quiet = fit(X, model, lam, **options).finish()
     watched = fit(X, model, lam, **options)
     for _ in watched:
@@ -179,20 +181,18 @@ def test_looking_does_not_change_the_run(X, lam):
     np.testing.assert_array_equal(quiet.params, watched.params)
 
 
-def test_the_number_of_threads_does_not_change_the_answer(X, lam):
-    model = LDA(0.3, 0.2, D)
-    one, three = (
-        fit(X, model, lam, steps=20, batch_size=B, key=KEY, threads=n, tol=1e-5).finish().params for n in (1, 3)
-    )
+def test_the_number_of_threads_does_not_change_the_result(X, lam):
+    model = LDA(0.3, 0.2, D, tol=1e-5)
+    one, three = (fit(X, model, lam, steps=20, batch_size=B, key=KEY, threads=n).finish().params for n in (1, 3))
     np.testing.assert_allclose(one, three, rtol=2e-3)
 
 
-def test_a_model_of_ones_own(rng):
+def test_a_model_that_is_a_function(rng):
     x = rng.poisson(np.where(rng.random((30, 50)) < 0.3, 2, 15)).astype(np.float32)
     model = jax.tree_util.Partial(mixture.local_step, 1000.0)
     for window in (1, 4):
         options = {"prior": mixture.PRIOR, "window": window, "rho": robbins_monro(2, 0.7)}
-        training = fit(iter(x), model, mixture.start(2), every=10, **options)
+        training = fit(iter(x), model, mixture.start(2), report_every=10, **options)
         reports = list(training)
         state = init(mixture.start(2), window)
         expected, _ = run(model, state, x, mixture.PRIOR, robbins_monro(2, 0.7), window)
@@ -202,17 +202,17 @@ def test_a_model_of_ones_own(rng):
         assert math.isnan(reports[-1].passes)
 
 
-def test_the_exponential_window_goes_the_dense_way(X, lam):
+def test_an_exponential_window_runs_on_the_dense_engine(X, lam):
     model = LDA(0.3, 0.2, D)
     batches = pack(X, np.stack([sample(KEY, t, D, B) for t in range(12)]))
     state = init(lam, Exponential())
     expected, _ = run(jax.tree_util.Partial(local_step, model), state, batches, 0.2, robbins_monro(10, 0.7), 4)
-    options = {"window": 4, "exponential": True, "rho": robbins_monro(10, 0.7)}
+    options = {"window": Exponential(4), "rho": robbins_monro(10, 0.7)}
     training = fit(X, model, lam, batch_size=B, key=KEY, **options).finish()
     np.testing.assert_allclose(training.params, expected.params, rtol=2e-3)
 
 
-def test_default_step_sizes_are_for_the_number_of_minibatches_in_a_pass(X, lam):
+def test_default_step_sizes_depend_on_the_number_of_minibatches_per_pass(X, lam):
     model = LDA(0.3, 0.2, D)
     options = {"batch_size": B, "key": KEY, "steps": 3, "threads": 1}
     plain = fit(X, model, lam, **options).finish().params
@@ -220,28 +220,30 @@ def test_default_step_sizes_are_for_the_number_of_minibatches_in_a_pass(X, lam):
 
 
 INTERRUPTED = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # the parent may ignore SIGINT
 import jax, numpy as np
 from smoothgrad_jax import LDA, fit, init_topics
 X = np.random.default_rng(0).poisson(0.3, (200, 80))
 lam, model = init_topics(jax.random.key(0), 80, 4), LDA(0.3, 0.2, 200)
 options = {"batch_size": 10, "key": jax.random.key(5), "threads": 2}
-training = fit(X, model, lam, steps=10**6, every=10**6, **options)
+training = fit(X, model, lam, steps=10**6, report_every=10**6, **options)
 print("ready", flush=True)
 try:
     next(training)
 except KeyboardInterrupt:
-    done = training.state.step
+    done = training.step
 assert 0 < done < 10**6
 np.testing.assert_array_equal(training.params, fit(X, model, lam, steps=done, **options).finish().params)
 more = fit(X, model, training.state, steps=3, **options).finish()
 np.testing.assert_array_equal(more.params, fit(X, model, lam, steps=done + 3, **options).finish().params)
 training.close()
-print("whole", flush=True)
+print("complete", flush=True)
 """
 
 
-def test_an_interrupt_leaves_a_whole_state():
-    """Ctrl-C at any moment: the step is finished, the topics are there, and the run can go on."""
+def test_an_interrupt_leaves_a_complete_state():
+    """After Ctrl-C the step in progress has ended, the topics are available, and the run can continue."""
     root = Path(__file__).parents[2]
     with subprocess.Popen([sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, text=True, cwd=root) as child:
         try:
@@ -251,20 +253,20 @@ def test_an_interrupt_leaves_a_whole_state():
             out, _ = child.communicate(timeout=90)
         finally:
             child.kill()
-    assert out == "whole\n"
+    assert out == "complete\n"
 
 
 @pytest.mark.parametrize("every", [1, 100])
 @pytest.mark.parametrize("window", [2, lambda t: jnp.maximum(4 - jnp.maximum(t - 2, 0), 1)], ids=["fixed", "shrinking"])
 @pytest.mark.parametrize("then", ["more", "empty"])
 def test_statistics_that_are_not_finite_stop_the_run_and_keep_the_topics(X, lam, every, window, then):
-    """Also where steps that were handed out before it was known have slots that leave, or nothing in them at all."""
+    """Also where the steps started before the failure was known have slots that leave, or are empty."""
     good = [pack(X, sample(KEY, t, D, B)) for t in range(3)]
     bad = good[0]._replace(counts=np.where(good[0].counts > 0, np.inf, 0).astype(np.float32))
     empty = good[0]._replace(counts=np.zeros_like(good[0].counts), offsets=np.zeros_like(good[0].offsets))
     after = good if then == "more" else [empty] * 3
     options = {"window": window, "rho": 0.3, "threads": 1}
-    training = fit([*good, bad, *after], LDA(0.3, 0.2, D), lam, every=every, **options)
+    training = fit([*good, bad, *after], LDA(0.3, 0.2, D), lam, report_every=every, **options)
     with pytest.raises(NotFiniteError, match="step 3: the statistics are not finite"):
         training.finish()
     expected = fit(good, LDA(0.3, 0.2, D), lam, **options).finish().params
@@ -291,34 +293,38 @@ def test_a_bad_document_is_named_and_the_topics_stay(X, lam, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"key": None}, "give a key"),
+        ({"key": None}, "key is needed to draw"),
         ({"window": 0}, "must be a number from 1 on"),
         ({"window": 2.5}, "a whole number of minibatches, got 2.5"),
+        ({"window": "10"}, "window must be a number, a schedule"),
+        ({"window": Exponential(4), "slots": "bfloat16"}, "slots has no effect"),
+        ({"window": Exponential(4), "threads": 2}, "threads has no effect"),
         ({"window": lambda t: 3.0 + 0.1 * t}, "a whole number of minibatches"),
-        ({"window": lambda t: jnp.where(t < 5, 3.0, jnp.inf)}, "∞ from the first step to the last"),
-        ({"window": [1, 2]}, "window must be a number or a schedule"),
+        ({"window": lambda t: jnp.where(t < 5, 3.0, jnp.inf)}, "∞ at every step or at none"),
+        ({"window": [1, 2]}, "window must be a number, a schedule"),
         ({"rho": 1.5}, r"in \[0, 1\]"),
         ({"rho": lambda t: t * 1.0}, r"in \[0, 1\]"),
         ({"passes": 0}, "passes must be positive, got 0"),
         ({"steps": -1}, "steps must be positive"),
         ({"batch_size": 0}, "batch_size must be a whole number"),
         ({"threads": 0}, "threads must be a whole number"),
-        ({"every": 0.5}, "every must be a whole number"),
+        ({"report_every": 0.5}, "report_every must be a whole number"),
         ({"warmup": "cold"}, 'warmup must be "mean" or "zeros"'),
         ({"params": jnp.ones((V - 1, K))}, "the documents have 80 words, but lam has 79 rows"),
+        ({"params": jnp.ones((V + 1, K))}, "lam has 81 rows, but the documents have only 80 words"),
         ({"params": jnp.ones((V, K)).at[0, 0].set(-1)}, "λ must be positive and finite"),
         ({"params": jnp.ones((V, K)).at[0, 0].set(jnp.nan)}, "λ must be positive and finite"),
         ({"model": LDA(-1.0, 0.2, D)}, "alpha must be positive"),
-        ({"model": 3}, "expected an LDA or a function"),
+        ({"model": 3}, "expected a model or a function"),
         ({"model": lambda params, batch: None}, "needs its prior"),
-        ({"prior": 0.1}, "the prior of LDA is model.eta"),
+        ({"prior": 0.1}, "LDA carries its prior"),
         ({"held_out": np.ones((2, V + 1))}, "held-out documents have 81 words, but λ has 80 rows"),
         ({"held_out": (np.ones((2, V)), np.ones((3, V)))}, "2 documents are observed, but 3 are held out"),
-        ({"dtype": jnp.float16}, "dtype must be one of float32, float64, bfloat16, uint8"),
+        ({"slots": "float16"}, "slots must be one of float32, float64, bfloat16, uint8"),
         ({"data": pack(np.eye(3, V))}, "expected many batches, got one"),
     ],
 )
-def test_bad_arguments_are_named_before_anything_runs(X, lam, change, message):
+def test_bad_options_are_named_before_anything_runs(X, lam, change, message):
     arguments = {"data": X, "model": LDA(0.3, 0.2, D), "params": lam, "key": KEY, "batch_size": B} | change
     with pytest.raises(ValueError, match=message):
         fit(arguments.pop("data"), arguments.pop("model"), arguments.pop("params"), **arguments)

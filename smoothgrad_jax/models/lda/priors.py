@@ -1,4 +1,4 @@
-"""Priors that fit what was inferred: the Dirichlet of the highest expected likelihood.
+"""Learned priors: the Dirichlet with the highest expected likelihood of the inferred proportions.
 
     α ← argmax Σ_d E[log Dirichlet(θ_d | α)]  =  argmax  log Γ(Σ_k α_k) − Σ_k log Γ(α_k) + Σ_k (α_k − 1) g_k
 
@@ -8,24 +8,23 @@
 | α, η   |             | the prior; symmetric if all entries are one number                                  |
 | n      | ``size``    | number of entries of a symmetric prior                                              |
 
-The likelihood is concave in α, so that Newton steps, shortened where they would leave α > 0 or lower it, reach its only
-maximum. Its Hessian is diagonal plus a constant, and is solved in O(K).
+The likelihood is concave in α. Newton steps, shortened where they would make α negative or lower the likelihood, reach
+its only maximum. The Hessian is diagonal plus a constant, so that a step costs O(K).
 
 Reference: Minka, *Estimating a Dirichlet distribution*, 2000.
 """
 
-from typing import Any
-
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.special import gammaln, polygamma, psi
 
-_SMALLEST, _LARGEST = 1e-4, 1e4  # where a prior stops: a topic that nobody uses wants 0
-_MOST_STEPS = 100
-_CLOSE = 1e-7
+_SMALLEST, _LARGEST = 1e-4, 1e4  # bounds of a learned prior: the optimum for an unused topic is 0
+_MAX_STEPS = 100
+_TOLERANCE = 1e-7
 
 
-def fit_dirichlet(mean_log: np.ndarray, start: Any) -> np.ndarray:
-    """α [K], one number a topic, for the mean of E[log θ].
+def fit_dirichlet(mean_log: np.ndarray, start: ArrayLike) -> np.ndarray:
+    """Return α [K], one number per topic, for a mean of E[log θ].
 
     Args:
       mean_log: g [K], each below 0.
@@ -51,11 +50,11 @@ def fit_dirichlet(mean_log: np.ndarray, start: Any) -> np.ndarray:
         q, z = -polygamma(1, alpha), polygamma(1, alpha.sum())
         return (gradient - (gradient / q).sum() / (1 / z + (1 / q).sum())) / q
 
-    return _climb(value, newton, np.broadcast_to(np.asarray(start, np.float64), g.shape))
+    return _maximise(value, newton, np.broadcast_to(np.asarray(start, np.float64), g.shape))
 
 
 def fit_symmetric(mean_log: float, size: int, start: float) -> float:
-    """η, one number for all n entries, for the mean of E[log β] over entries and topics.
+    """Return η, one number for all n entries, for a mean of E[log β] over entries and topics.
 
     Args:
       mean_log: g, below 0.
@@ -71,13 +70,13 @@ def fit_symmetric(mean_log: float, size: int, start: float) -> float:
         gradient = n * (psi(n * eta) - psi(eta) + g)
         return gradient / (n * n * polygamma(1, n * eta) - n * polygamma(1, eta))
 
-    return float(_climb(value, newton, np.array([start], np.float64))[0])
+    return float(_maximise(value, newton, np.array([start], np.float64))[0])
 
 
 def mean_log(parameters: np.ndarray, axis: int) -> np.ndarray:
-    """Mean of E[log x] of Dirichlets with these parameters along ``axis``, over the other axis, in float64.
+    """Return the mean of E[log x] over Dirichlets whose parameters lie along ``axis``, in float64.
 
-    Takes one block of rows at a time, so that λ of any size is no second time in memory.
+    Works on one block of rows at a time, so that it makes no copy of λ.
     """
     total = psi(parameters.sum(axis, dtype=np.float64))
     blocks = [psi(block.astype(np.float64)).sum(0) for block in np.array_split(parameters, -(-len(parameters) // 4096))]
@@ -85,19 +84,19 @@ def mean_log(parameters: np.ndarray, axis: int) -> np.ndarray:
     return log - total.mean() if axis == 1 else (log - total).mean()
 
 
-def _climb(value, newton, alpha):
+def _maximise(value, newton, alpha):
     best = value(alpha)
-    for _ in range(_MOST_STEPS):
+    for _ in range(_MAX_STEPS):
         step, size = newton(alpha), 1.0
         while True:
             moved = np.clip(alpha - size * step, np.maximum(alpha / 10, _SMALLEST), np.minimum(alpha * 10, _LARGEST))
             found = value(moved)
-            if found >= best or size < _CLOSE:
+            if found >= best or size < _TOLERANCE:
                 break
             size /= 2
         if not found >= best:
             break
-        done = np.abs(moved / alpha - 1).max() < _CLOSE
+        done = np.abs(moved / alpha - 1).max() < _TOLERANCE
         alpha, best = moved, found
         if done:
             break

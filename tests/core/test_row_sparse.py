@@ -13,7 +13,8 @@ from compiled import is_one_piece
 
 from smoothgrad_jax import LDA, Corpus, global_step, local_step, pack
 from smoothgrad_jax import init as dense_init
-from smoothgrad_jax.training import rows
+from smoothgrad_jax.core.row_sparse import program, slots, step
+from smoothgrad_jax.core.row_sparse.state import END, Workspace, init_rows, partition_batch, partition_prior
 
 V, K, D = 200, 5, 60
 
@@ -44,22 +45,53 @@ def picks(rng, steps, size=6):
     return [rng.integers(0, D, size) for _ in range(steps)]
 
 
-def train(corpus, lam, model, batches, rho, length, pool, threads=2, look=(), dtype=None, **options):
-    """λ after the steps in ``look``, and after the last; and the state."""
+class Run:
+    """The state of a run on the row-sparse engine, with everything that its steps take."""
+
+    def __init__(self, model, lam, pool, threads=2, *, infinite=False, slot_dtype=None, warmup="mean"):
+        self.state = init_rows(lam, threads, infinite=infinite)
+        self.kernel = model.row_kernel(K if lam.shape[1] == K else lam.shape[1], lam.dtype)
+        self.prior = partition_prior(model.eta, self.state)
+        self.slot_dtype = jnp.dtype(slot_dtype or lam.dtype)
+        self.options = step.StepOptions(warmup, self.slot_dtype)
+        self.workspace, self.pool, self.threads = Workspace(), pool, threads
+
+    def step(self, batch, rho, length):
+        """Take a step with a minibatch."""
+        partitioned = partition_batch(batch, self.threads)
+        self.state, info = step.step(
+            self.state,
+            partitioned,
+            self.kernel,
+            self.prior,
+            rho,
+            length,
+            self.workspace,
+            self.pool,
+            options=self.options,
+        )
+        return info
+
+    def flush(self):
+        self.state = step.flush(self.state, self.kernel, self.prior, self.workspace, self.slot_dtype, self.pool)
+
+    def read(self):
+        return step.read_rows(self.state, self.prior, self.slot_dtype)
+
+
+def train(corpus, lam, model, batches, rho, length, pool, threads=2, read_after=(), **options):
+    """λ after the steps in ``read_after``, and after the last; and the state."""
     length = length if callable(length) else lambda _, length=length: length
-    state = rows.init(lam, threads, infinite=length(0) == math.inf, dtype=dtype)
-    dealt = rows.deal(model, state)
+    run = Run(model, lam, pool, threads, infinite=length(0) == math.inf, **options)
     path = []
-    table = Corpus.of(corpus, num_words=V)
-    layout = table.layout(len(batches[0]))  # one shape, so that the tests compile little
+    documents = Corpus.of(corpus, num_words=V)
+    layout = documents.layout(len(batches[0]))  # one shape, so that the tests compile little
     for i, chosen in enumerate(batches):
-        batch = table.pack(chosen, layout)
-        state, info = rows.step(state, rows.share(batch, threads), dealt, rho(i), length(i), pool, **options)
-        assert info.finite
-        if i in look or i == len(batches) - 1:
-            state = rows.settle(state, dealt, pool)
-            path.append(rows.params(state, dealt))
-    return path, state
+        assert run.step(documents.pack(chosen, layout), rho(i), length(i)).is_finite
+        if i in read_after or i == len(batches) - 1:
+            run.flush()
+            path.append(run.read())
+    return path, run.state
 
 
 def reference(corpus, lam, batches, rho, length, alpha=0.3, eta=0.2, warmup="mean"):
@@ -75,8 +107,8 @@ def test_rows_are_algorithm_1_in_float64(x64, lam, corpus, rng, pool, threads, w
     expected = reference(corpus, lam, batches, decreasing, length, warmup=warmup)
     model = LDA(0.3, 0.2, 500)
     path, state = train(corpus, lam, model, batches, decreasing, length, pool, threads, (1, 4), warmup=warmup)
-    for got, step in zip(path, (1, 4, 8), strict=True):
-        np.testing.assert_allclose(got, expected[step], rtol=1e-8)
+    for got, i in zip(path, (1, 4, 8), strict=True):
+        np.testing.assert_allclose(got, expected[i], rtol=1e-8)
     np.testing.assert_allclose(state.totals[-1][0, :K], expected[-1].sum(0), rtol=1e-9)
 
 
@@ -94,7 +126,7 @@ def test_words_that_no_document_has(x64, lam, corpus, rng, pool, threads):
     """λ may have more rows than the documents have words: these decay towards the prior, and nothing else."""
     batches, more = picks(rng, 5), np.concatenate([lam, rng.gamma(1, 1, (3 * V, K))])
     expected = reference(corpus, more, batches, decreasing, 2)
-    path, _ = train(corpus, more, LDA(0.3, 0.2, 500), batches, decreasing, 2, pool, threads, look=range(5))
+    path, _ = train(corpus, more, LDA(0.3, 0.2, 500), batches, decreasing, 2, pool, threads, read_after=range(5))
     np.testing.assert_allclose(path, expected, rtol=1e-8)
 
 
@@ -102,7 +134,7 @@ def test_a_step_size_of_one_forgets_everything_before(x64, lam, corpus, rng, poo
     batches = picks(rng, 5)
     sizes = [1.0, 0.5, 1.0, 0.0, 0.3]
     expected = reference(corpus, lam, batches, sizes.__getitem__, 2)
-    path, _ = train(corpus, lam, LDA(0.3, 0.2, 500), batches, sizes.__getitem__, 2, pool, look=range(5))
+    path, _ = train(corpus, lam, LDA(0.3, 0.2, 500), batches, sizes.__getitem__, 2, pool, read_after=range(5))
     np.testing.assert_allclose(path, expected, rtol=1e-8)
 
 
@@ -129,7 +161,7 @@ def test_float32_follows_the_dense_path(lam, corpus, rng, pool):
     for i, chosen in enumerate(batches):
         stats, _ = local_step(model, dense.params, table.pack(chosen, layout), 1e-5, 1000)
         dense = global_step(dense, stats, model.eta, decreasing(i), 10, donate=True)
-    path, state = train(corpus, lam, model, batches, decreasing, 10, pool, tol=1e-5, max_iter=1000)
+    path, state = train(corpus, lam, model._replace(tol=1e-5, max_iter=1000), batches, decreasing, 10, pool)
     assert path[-1].dtype == np.float32
     assert (path[-1] > 0).all()
     np.testing.assert_allclose(path[-1], dense.params, rtol=2e-2, atol=2e-2)
@@ -141,7 +173,7 @@ def test_float32_follows_the_dense_path(lam, corpus, rng, pool):
 def test_slots_of_low_precision(lam, corpus, rng, pool, dtype, error):
     lam, model, batches = lam.astype(np.float32), LDA(0.3, 0.2, 500), picks(rng, 30)
     exact, _ = train(corpus, lam, model, batches, decreasing, 5, pool)
-    rough, state = train(corpus, lam, model, batches, decreasing, 5, pool, dtype=dtype)
+    rough, state = train(corpus, lam, model, batches, decreasing, 5, pool, slot_dtype=dtype)
     assert state.slots[0].values[0][0].dtype == dtype
     assert 0 < np.abs(exact[-1] - rough[-1]).sum() < error * exact[-1].sum()
     # A byte keeps the sum of a word as it is.
@@ -154,8 +186,10 @@ def test_a_slot_that_left_leaves_nothing_behind(lam, corpus, pool):
     gone = np.setdiff1d(once[0], other[0])
     for dtype in (None, jnp.bfloat16, jnp.uint8):
         batches = [[0], [1], [1], [1]]
-        _, state = train(corpus, lam.astype(np.float32), LDA(0.3, 0.2, 500), batches, decreasing, 2, pool, dtype=dtype)
-        sums = np.concatenate([np.asarray(state.shards[w % 2])[w // 2, K : 2 * K] for w in gone])
+        _, state = train(
+            corpus, lam.astype(np.float32), LDA(0.3, 0.2, 500), batches, decreasing, 2, pool, slot_dtype=dtype
+        )
+        sums = np.concatenate([np.asarray(state.partitions[w % 2])[w // 2, K : 2 * K] for w in gone])
         assert gone.size
         np.testing.assert_array_equal(sums, 0)
 
@@ -167,64 +201,74 @@ def test_a_row_that_is_only_used_is_not_written(x64, lam, corpus, pool):
     assert only.size
     path, _ = train(corpus, lam, LDA(0.3, 0.2, 500), [[0], [1]], decreasing, 2, pool)
     np.testing.assert_allclose(path[-1], reference(corpus, lam, [[0], [1]], decreasing, 2)[-1], rtol=1e-8)
-    state, table = rows.init(lam, 2), Corpus.of(corpus, num_words=V)
+    run, documents = Run(LDA(0.3, 0.2, 500), lam, pool), Corpus.of(corpus, num_words=V)
     for i in range(2):
-        share = rows.share(table.pack([i], table.layout(1)), 2)
-        state, _ = rows.step(state, share, rows.deal(LDA(0.3, 0.2, 500), state), decreasing(i), 2, pool)
+        run.step(documents.pack([i], documents.layout(1)), decreasing(i), 2)
+    state = run.state
     for w in only:
-        row = np.asarray(state.shards[w % 2])[w // 2]
+        row = np.asarray(state.partitions[w % 2])[w // 2]
         np.testing.assert_array_equal(row[:K], lam[w])
         np.testing.assert_array_equal(row[-4:], 0)
     for w in first[0]:
-        np.testing.assert_allclose(np.asarray(state.shards[w % 2])[w // 2, -4], state.last[0])
+        np.testing.assert_allclose(np.asarray(state.partitions[w % 2])[w // 2, -4], state.previous_clock[0])
 
 
-def waiting(lam, corpus, rng, pool, threads, lengths, **options):
-    """A state with statistics that wait to enter and to leave, and the model."""
+def run_in_progress(lam, corpus, rng, pool, threads, lengths, **options):
+    """A run with statistics that are about to enter and to leave."""
     model = LDA(0.3, (rng.gamma(1, 0.2, (V, 1)) + 0.01).astype(lam.dtype), 500)
-    state, table = rows.init(lam, threads, infinite=lengths[0] == math.inf, **options), Corpus.of(corpus, num_words=V)
-    dealt, layout = rows.deal(model, state), table.layout(6)
+    run = Run(model, lam, pool, threads, infinite=lengths[0] == math.inf, **options)
+    documents = Corpus.of(corpus, num_words=V)
+    layout = documents.layout(6)
     for i, (chosen, length) in enumerate(zip(picks(rng, len(lengths)), lengths, strict=True)):
-        share = rows.share(table.pack(chosen, layout), threads)
-        state, _ = rows.step(state, share, dealt, decreasing(i), length, pool)
-    assert state.pending is not None
-    return state, dealt
+        run.step(documents.pack(chosen, layout), decreasing(i), length)
+    assert run.state.entering is not None
+    return run
 
 
 @pytest.mark.parametrize("dtype", [None, jnp.bfloat16, jnp.uint8])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_to_look_is_what_the_next_step_will_do(lam, corpus, rng, pool, threads, dtype):
-    """λ with statistics that wait to enter, and several slots that wait to leave, is that after they have."""
+def test_reading_gives_what_the_next_step_computes(lam, corpus, rng, pool, threads, dtype):
+    """λ with statistics about to enter, and several slots about to leave, is λ after they have."""
     lengths = [4, 4, 4, 4, 4, 2]
-    state, dealt = waiting(lam.astype(np.float32), corpus, rng, pool, threads, lengths, dtype=dtype)
-    assert len(state.leaving) == 3
-    looked = rows.params(state, dealt)
-    np.testing.assert_array_equal(rows.params(state, dealt), looked)
-    settled = rows.settle(state, dealt, pool)
-    np.testing.assert_allclose(looked, rows.params(settled, dealt), rtol=2e-6)
-    np.testing.assert_allclose(looked.sum(0, dtype=np.float64), settled.totals[0][0, :K], rtol=0.05 if dtype else 1e-5)
+    run = run_in_progress(lam.astype(np.float32), corpus, rng, pool, threads, lengths, slot_dtype=dtype)
+    assert len(run.state.leaving) == 3
+    read = run.read()
+    np.testing.assert_array_equal(run.read(), read)
+    run.flush()
+    np.testing.assert_allclose(read, run.read(), rtol=2e-6)
+    np.testing.assert_allclose(read.sum(0, dtype=np.float64), run.state.totals[0][0, :K], rtol=0.05 if dtype else 1e-5)
 
 
 @pytest.mark.parametrize("lengths", [[2, 2, 2], [math.inf] * 3])
-def test_to_look_in_float64_and_at_a_restored_state(x64, lam, corpus, rng, pool, lengths):
-    state, dealt = waiting(lam, corpus, rng, pool, 2, lengths)
-    looked = rows.params(state, dealt)
-    arrays, facts = rows.export(state)
-    again = rows.restore({name: np.concatenate(pieces) for name, pieces in arrays.items()}, facts)
-    np.testing.assert_array_equal(rows.params(again, dealt), looked)
-    np.testing.assert_allclose(looked, rows.params(rows.settle(state, dealt, pool), dealt), rtol=1e-13)
+def test_reading_in_float64(x64, lam, corpus, rng, pool, lengths):
+    run = run_in_progress(lam, corpus, rng, pool, 2, lengths)
+    read = run.read()
+    run.flush()
+    np.testing.assert_allclose(read, run.read(), rtol=1e-13)
 
 
-def test_to_look_allocates_the_result(rng, pool):
+def test_the_state_is_a_pytree_of_arrays(lam, corpus, rng, pool):
+    """A state that is taken apart and put together is the same state, and continues to the same bits."""
+    run = run_in_progress(lam.astype(np.float32), corpus, rng, pool, 2, [3, 3, 3, 3, 2])
+    leaves, structure = jax.tree.flatten(run.state)
+    assert all(isinstance(leaf, jax.Array | np.ndarray | np.generic) for leaf in leaves)
+    copies = [jnp.array(leaf) if isinstance(leaf, jax.Array) else np.array(leaf) for leaf in leaves]
+    batch = pack([corpus[3], corpus[4]], num_words=V)
+    run.step(batch, 0.5, 2)
+    expected = run.read()
+    run.state = jax.tree.unflatten(structure, copies)
+    run.workspace = Workspace()
+    run.step(batch, 0.5, 2)
+    np.testing.assert_array_equal(run.read(), expected)
+
+
+def test_reading_allocates_the_result(pool):
     """And no copy of the rows, which are three times as large."""
     num_words = 30_000
-    model, state = LDA(0.3, 0.2, 500), rows.init(np.ones((num_words, K), np.float32))
-    share = rows.share(pack([([3, 4], [1, 2])], num_words=num_words), 1)
-    dealt = rows.deal(model, state)
-    state, info = rows.step(state, share, dealt, 0.5, 3, pool)
-    assert info.finite
+    run = Run(LDA(0.3, 0.2, 500), np.ones((num_words, K), np.float32), pool, threads=1)
+    assert run.step(pack([([3, 4], [1, 2])], num_words=num_words), 0.5, 3).is_finite
     tracemalloc.start()
-    lam = rows.params(state, dealt)
+    lam = run.read()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert lam.nbytes <= peak < 1.7 * lam.nbytes
@@ -233,8 +277,8 @@ def test_to_look_allocates_the_result(rng, pool):
 def test_bytes_keep_the_sum_and_the_size_of_every_entry(rng):
     values = (rng.gamma(0.1, 1, (300, 40)) * 10.0 ** rng.integers(-6, 6, (300, 1))).astype(np.float32)
     values[7] = 0
-    stored = rows._store(jnp.asarray(values), jnp.uint8)
-    out = np.concatenate([rows._load(stored, i, jnp.float32) for i in range(len(values))])
+    stored = slots.encode(jnp.asarray(values), jnp.uint8)
+    out = np.concatenate([slots.decode_row(stored, i, jnp.float32) for i in range(len(values))])
     np.testing.assert_allclose(np.sum(out, 1), values.sum(1), rtol=1e-5)
     large = values > values.max(1, keepdims=True) * 2.0**-30
     np.testing.assert_allclose(np.asarray(out)[large], values[large], rtol=0.1)
@@ -242,95 +286,99 @@ def test_bytes_keep_the_sum_and_the_size_of_every_entry(rng):
 
 
 def test_statistics_that_are_not_finite_stay_out(lam, corpus, rng, pool):
-    model = LDA(0.3, 0.2, 500)
-    path, state = train(corpus, lam.astype(np.float32), model, picks(rng, 4), decreasing, 2, pool)
-    dealt = rows.deal(model, state)
+    run = Run(LDA(0.3, 0.2, 500), lam.astype(np.float32), pool)
+    documents = Corpus.of(corpus, num_words=V)
+    for i, chosen in enumerate(picks(rng, 4)):
+        run.step(documents.pack(chosen, documents.layout(6)), decreasing(i), 2)
+    expected = run.read()
     batch = pack([corpus[0]], num_words=V)
     batch = batch._replace(counts=np.where(batch.counts > 0, np.inf, 0).astype(np.float32))
-    state, info = rows.step(state, rows.share(batch, 2), dealt, 0.5, 2, pool)
-    state, after = rows.step(state, rows.share(batch, 2), dealt, 0.5, 2, pool)
-    assert not info.finite
-    assert not after.finite
-    state = rows.before(state, info, dealt)
-    assert state.step == 4
-    np.testing.assert_allclose(rows.params(state, dealt), path[-1], rtol=1e-6)
+    info, later = (run.step(batch, 0.5, 2) for _ in range(2))
+    assert not info.is_finite
+    assert not later.is_finite
+    run.state = step.restart(run.state, info, run.prior, run.slot_dtype)
+    assert run.state.step == 4
+    np.testing.assert_allclose(run.read(), expected, rtol=1e-6)
 
 
-def test_every_document_is_dealt_once(rng):
+def test_every_document_belongs_to_one_thread(rng):
     X = (rng.random((37, 150)) < rng.random((37, 1))).astype(np.float32)
     for threads in (1, 2, 3, 4):
-        share = rows.share(pack(X), threads)
-        assert share.bounds[0] == 0
-        assert share.bounds[-1] == 37
-        entries = np.diff(share.batch.offsets[share.bounds])
+        part = partition_batch(pack(X), threads)
+        assert part.bounds[0] == 0
+        assert part.bounds[-1] == 37
+        entries = np.diff(part.batch.offsets[part.bounds])
         assert entries.sum() == np.count_nonzero(X)
         assert entries.max() - entries.min() <= 2 * 150  # a document or two
-        ids = [(w * threads + s, s * share.words.shape[1] + i) for s in range(threads) for i, w in words_of(share, s)]
+        ids = [(w * threads + s, s * part.words.shape[1] + i) for s in range(threads) for i, w in words_of(part, s)]
         assert sorted(w for w, _ in ids) == np.flatnonzero(X.sum(0)).tolist()
         # The words of the documents are positions in these lists.
         place = {position: w for w, position in ids}
         for d in range(37):
-            entries = share.batch.words[share.batch.offsets[d] : share.batch.offsets[d + 1]]
+            entries = part.batch.words[part.batch.offsets[d] : part.batch.offsets[d + 1]]
             assert [place[position] for position in entries.tolist()] == np.flatnonzero(X[d]).tolist()
 
 
-def words_of(share, s):
+def words_of(part, s):
     """(i, w) up to the end of the list."""
-    assert share.words[s, -1] == rows._END
-    return [(i, w) for i, w in enumerate(share.words[s].tolist()) if w != rows._END]
+    assert part.words[s, -1] == END
+    return [(i, w) for i, w in enumerate(part.words[s].tolist()) if w != END]
 
 
 def test_nothing_is_compiled_twice(lam, corpus, rng, pool):
+    def compiled():
+        return program.update_rows._cache_size(), step._fit._cache_size()
+
     lam = lam.astype(np.float32)
     train(corpus, lam, LDA(0.3, 0.2, 500), picks(rng, 4), decreasing, 2, pool)
-    before = rows._rows._cache_size(), rows._documents._cache_size()
-    train(corpus, 2 * lam, LDA(0.5, 0.1, 50), picks(rng, 8), lambda i: 0.1, 3, pool, tol=1e-4, max_iter=50)
-    train(corpus, lam, LDA(0.3, 0.2, 500), picks(rng, 8), decreasing, 1, pool, look=(2, 3))
-    assert (rows._rows._cache_size(), rows._documents._cache_size()) == before
+    before = compiled()
+    train(corpus, 2 * lam, LDA(0.5, 0.1, 50, 1e-4, 50), picks(rng, 8), lambda i: 0.1, 3, pool)
+    train(corpus, lam, LDA(0.3, 0.2, 500), picks(rng, 8), decreasing, 1, pool, read_after=(2, 3))
+    assert compiled() == before
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_background_compiles_what_the_step_needs(lam, corpus, pool, threads):
     """A first step of a new shape compiles one program for the documents, though two threads ask for it."""
-    size = 10 + threads  # of no other test
-    table, state = Corpus.of(corpus, num_words=V), rows.init(lam.astype(np.float32), threads)
-    share = rows.share(table.pack(np.arange(size), table.layout(size)), threads)
-    before = rows._documents._cache_size()
-    _, info = rows.step(state, share, rows.deal(LDA(0.3, 0.2, 500), state), 0.5, 2, pool)
-    assert info.finite
+    size = 10 + threads  # a batch size of no other test
+    documents = Corpus.of(corpus, num_words=V)
+    run = Run(LDA(0.3, 0.2, 500), lam.astype(np.float32), pool, threads)
+    before = step._fit._cache_size()
+    assert run.step(documents.pack(np.arange(size), documents.layout(size)), 0.5, 2).is_finite
     pool.submit(int).result()
-    assert rows._documents._cache_size() == before + 1
+    assert step._fit._cache_size() == before + 1
 
 
-def test_no_hidden_copy_of_the_shard():
-    """Rows are changed in place: the program's temporaries are the order of the words, and do not grow with V."""
+def test_no_hidden_copy_of_the_partition():
+    """Rows change in place: the temporaries of the program are the order of the words, and do not grow with V."""
     K = 32
 
     def f(*shape):
         return jax.ShapeDtypeStruct(shape, jnp.float32)
 
+    kernel = LDA(0.3, 0.2, 500).row_kernel(K, np.dtype(np.float32))
     for num_words, U in ((2_000, 128), (20_000, 1280)):
         ids, one = jax.ShapeDtypeStruct((U,), jnp.int32), jax.ShapeDtypeStruct((), jnp.int32)
-        compiled = rows._rows.lower(
+        compiled = program.update_rows.lower(
+            kernel,
             f(num_words, 3 * K + 4),
             (f(U, K),),
             f(U, K),
-            (f(1, 3 * K + 4), f(K), (f(K),), f(1, 1)),
-            (ids, (f(U, K),)),
-            (ids, (f(U, K),), one, f()),
+            f(1, 3 * K + 4),
+            program.Leaving(ids, (f(U, K),), f(K)),
+            program.Entering(ids, (f(U, K),), one, f(), (f(K),)),
             ids,
-            (f(4), f(4)),
-            f(1, 1),
+            program.Clocks(f(4), f(4)),
+            (f(1, 1), f(1, 1)),
         ).compile()
         assert compiled.memory_analysis().temp_size_in_bytes < 5_000 + 13 * U
         assert is_one_piece(compiled)
 
 
 def test_the_documents_are_one_piece():
-    """Without a scatter in any loop: XLA would fall back to a task for every operation, at half the speed."""
-    batch = rows.share(pack(np.eye(40, 60) + 1), 2).batch
-    table = jax.ShapeDtypeStruct((64, 16), jnp.float32)
-    alpha, spare = jnp.ones(5), jax.ShapeDtypeStruct((128, 16), jnp.float32)
-    bounds = np.int32(0), np.int32(20)
-    arguments = (alpha, (table, table), batch, bounds, np.float32(1e-3), 100, spare)
-    assert is_one_piece(rows._documents.lower(*arguments).compile())
+    """Without a scatter in any loop: XLA would fall back to one task per operation, at half the speed."""
+    batch = partition_batch(pack(np.eye(40, 60) + 1), 2).batch
+    features, memory = jax.ShapeDtypeStruct((64, 16), jnp.float32), jax.ShapeDtypeStruct((128, 16), jnp.float32)
+    kernel, total = LDA(1.0, 0.2, 500).row_kernel(5, np.dtype(np.float32)), jax.ShapeDtypeStruct((1, 19), jnp.float32)
+    arguments = (kernel, (features, features), total, None, batch, (np.int32(0), np.int32(20)), memory, None, None)
+    assert is_one_piece(step._fit.lower(*arguments).compile())

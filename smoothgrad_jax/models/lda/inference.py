@@ -1,4 +1,4 @@
-"""What documents are about, with the topics held fixed; any number of them, on all cores.
+"""Topic proportions and held-out scores of any number of documents, on all cores, with the topics held fixed.
 
 | letter | name         | shape  | meaning                                                                            |
 |--------|--------------|--------|------------------------------------------------------------------------------------|
@@ -6,8 +6,8 @@
 | θ      |              | [D, K] | E[θ] = γ / Σ_k γ_k, topic proportions                                              |
 | λ      | ``lam``      | [V, K] | the topics, from :func:`smoothgrad_jax.fit`                                        |
 
-A document's γ depends on its words, the topics and the prior, and on no other document: a document gets the tiles that
-its own length asks for. Nothing is drawn at random but the halves of :func:`completion`.
+γ of a document depends on its words, the topics and the prior, and on no other document. Only the split into halves in
+:func:`completion` is random.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -19,18 +19,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from smoothgrad_jax.core._threads import num_cores, submit
-from smoothgrad_jax.core.fused_loops import ALONE, whole
-from smoothgrad_jax.data import batches as documents
+from smoothgrad_jax.core._xla import ALONE
+from smoothgrad_jax.core.fused_loops import fused
+from smoothgrad_jax.core.types import ArrayLike, PRNGKey
+from smoothgrad_jax.data import batches
 from smoothgrad_jax.data.corpus import Corpus
-from smoothgrad_jax.models import lda
-from smoothgrad_jax.models.lda import LDA
+from smoothgrad_jax.models.lda.document_fit import fit_documents, gather_topics
+from smoothgrad_jax.models.lda.model import LDA, Documents, check, split_documents
 
-_CHUNK = 512  # documents in a program
-_ENTRIES = 1 << 16  # entries of held-out halves that are scored at a time: [_ENTRIES, K] twice is what it takes
+_CHUNK = 512  # documents per call of the compiled program
+_ENTRIES = 1 << 16  # entries of held-out halves that are scored at a time; allocates two arrays [_ENTRIES, K]
 
 
 class Completion(NamedTuple):
-    """How well documents are predicted: one half of the words of each, from the other.
+    """How well one half of the words of each document is predicted from the other half.
 
     Attributes:
       log_prob: [D] sum of log p(word) over the held-out half.
@@ -53,24 +55,32 @@ class Completion(NamedTuple):
 
 
 def posteriors(
-    model: LDA, lam: Any, X: Any, *, tol: float = 1e-3, max_iter: int = 100, threads: int | None = None
+    model: LDA,
+    lam: ArrayLike,
+    X: Documents,
+    *,
+    tol: float | None = None,
+    max_iter: int | None = None,
+    threads: int | None = None,
 ) -> np.ndarray:
-    """γ of documents.
+    """Return γ of documents.
+
+    Allocates, besides the result, a few arrays [U, K] per thread for the U different words of 512 documents.
 
     Args:
-      model: Priors; ``num_docs`` plays no part.
+      model: Priors, ``tol`` and ``max_iter``; ``num_docs`` has no effect.
       lam: λ [V, K].
-      X: Documents × words, as in :func:`smoothgrad_jax.pack`, or a :class:`smoothgrad_jax.Corpus`; fewer words than V
-        will do, more will not.
-      tol, max_iter: As in :func:`smoothgrad_jax.local_step`.
-      threads: How many work at once; by default as many as there are cores, up to 8.
+      X: Documents × words, as in :func:`smoothgrad_jax.pack`, or a :class:`smoothgrad_jax.Corpus`, with at most V
+      words.
+      tol, max_iter: When the fit of a document stops; by default as the model says.
+      threads: Number of threads; by default one per core, up to 8.
 
     Returns:
-      γ [D, K] in the dtype of λ; that of an empty document is α. Beyond it, a few arrays [U, K] a thread for the U
-      different words of 512 documents.
+      γ [D, K] in the dtype of λ; γ of an empty document is α.
     """
     corpus = Corpus.of(X)
-    model = lda.check(model, lam, corpus.num_words)
+    model = check(model, lam, corpus.num_words)
+    tol, max_iter = model.tol if tol is None else tol, model.max_iter if max_iter is None else max_iter
     lam = jnp.asarray(lam)
     size = min(_CHUNK, corpus.num_docs)
     starts = np.arange(0, corpus.num_docs, size)
@@ -79,7 +89,7 @@ def posteriors(
     out = np.empty((corpus.num_docs, lam.shape[1]), lam.dtype)
 
     def fit(start):
-        # The last chunk is filled up with the shortest document, so that all have one shape.
+        # The last chunk is filled up with the shortest document, so that all chunks have one shape.
         chunk = start + np.arange(size)
         batch = corpus.pack(np.where(chunk < corpus.num_docs, chunk, shortest), layout)
         gamma = np.asarray(_fit(model, lam, batch, tol, max_iter))
@@ -96,8 +106,8 @@ def posteriors(
     return out
 
 
-def proportions(model: LDA, lam: Any, X: Any, **options: Any) -> np.ndarray:
-    """E[θ] of documents, [D, K] with rows that sum to one; arguments as in :func:`posteriors`.
+def proportions(model: LDA, lam: ArrayLike, X: Documents, **options: Any) -> np.ndarray:
+    """Return E[θ] of documents, [D, K] with rows that sum to one; arguments as in :func:`posteriors`.
 
     Example:
       >>> import numpy as np
@@ -111,20 +121,20 @@ def proportions(model: LDA, lam: Any, X: Any, **options: Any) -> np.ndarray:
     return gamma
 
 
-def completion(model: LDA, lam: Any, X: Any, key: jax.Array | None = None, **options: Any) -> Completion:
-    """Document completion: half of the tokens of each document is shown, the other half is predicted.
+def completion(model: LDA, lam: ArrayLike, X: Documents, key: PRNGKey | None = None, **options: Any) -> Completion:
+    """Score documents by completion: half of the tokens of each document is observed, the other half is predicted.
 
         log p(w) = log Σ_k E[θ_dk | observed] E[β_wk]
 
     Args:
       model, lam, X: As in :func:`posteriors`.
-      key: Which half; by default the same one at every call, so that models can be compared.
+      key: Decides which half; by default the same half at every call, so that models can be compared.
       options: ``tol``, ``max_iter`` and ``threads`` of :func:`posteriors`.
 
     Returns:
-      :class:`Completion`; its ``score`` is what :func:`smoothgrad_jax.log_predictive` gives for these halves.
+      :class:`Completion`; its ``score`` equals :func:`smoothgrad_jax.log_predictive` of these halves.
     """
-    observed, held_out = lda.split_documents(X, jax.random.key(0) if key is None else key)
+    observed, held_out = split_documents(X, jax.random.key(0) if key is None else key)
     theta = proportions(model, lam, observed, **options)
     lam = np.asarray(lam)
     beta = lam / lam.sum(0, dtype=np.float64).astype(lam.dtype)
@@ -144,17 +154,17 @@ def completion(model: LDA, lam: Any, X: Any, key: jax.Array | None = None, **opt
 def _fit(model, lam, batch, tol, max_iter):
     alpha = jnp.broadcast_to(model.alpha, lam.shape[1])
     empty = jnp.zeros((batch.size, lam.shape[1]), lam.dtype)
-    return _fit_whole(empty, alpha, lam, lam.sum(0, keepdims=True), batch, tol, max_iter)
+    return _fit_fused(empty, alpha, lam, lam.sum(0, keepdims=True), batch, tol, max_iter)
 
 
-@whole
-def _fit_whole(_, alpha, lam, total, batch, tol, max_iter):
-    table, _ = lda.topic_table(lam, total, batch)
-    return lda.fit_documents(alpha, (table,), batch, tol, max_iter)[-1].gamma
+@fused
+def _fit_fused(_, alpha, lam, total, batch, tol, max_iter):
+    beta, _ = gather_topics(lam, total, batch)
+    return fit_documents(alpha, (beta,), batch, tol, max_iter)[-1].gamma
 
 
 def _layout(corpus, lengths, starts, size):
-    """One shape for all chunks: room for the longest document and for the chunk with most entries."""
+    """Return one layout for all chunks, for the longest document and for the chunk with the most entries."""
     ends = np.minimum(starts + size, corpus.num_docs)
     entries = int((corpus.indptr[ends] - corpus.indptr[starts]).max()) + size * int(lengths.min())
-    return documents.round_layout(int(lengths.max()), entries, corpus.num_words)
+    return batches.round_layout(int(lengths.max()), entries, corpus.num_words)

@@ -1,0 +1,267 @@
+"""The state of row-sparse smoothed SVI, a minibatch partitioned among threads, and scratch memory.
+
+Word w is row w // S of partition w % S. Each of the S threads owns one partition. The letters are those of
+:mod:`smoothgrad_jax.core.row_sparse`.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from smoothgrad_jax.core import adaptive
+from smoothgrad_jax.core.adaptive import Adaptive
+from smoothgrad_jax.core.row_sparse import slots
+from smoothgrad_jax.core.row_sparse.decay import CLOCK_SIZE, num_columns
+from smoothgrad_jax.core.row_sparse.kernel import RowBatch, RowKernel
+from smoothgrad_jax.core.types import Array, ArrayLike, PyTree
+
+END = 1 << 28  # marks the end of a list of words; shifted by three bits it is still below 2³¹
+
+
+class PartitionedBatch(NamedTuple):
+    """A minibatch partitioned among S threads; made by :func:`partition_batch`.
+
+    Attributes:
+      words: [S, U], for each partition the row numbers of the minibatch's words, increasing; then at least one END.
+      batch: The documents, with words as positions in [S · U]; None for a minibatch without documents.
+      bounds: [S + 1]; thread s fits the documents bounds[s] … bounds[s + 1] − 1.
+      buckets: [S · U] hash bucket of each word, for an adaptive window; else None.
+    """
+
+    words: np.ndarray
+    batch: Any
+    bounds: np.ndarray
+    buckets: np.ndarray | None = None
+
+
+class WindowSlot(NamedTuple):
+    """The statistics of one minibatch inside the window.
+
+    Attributes:
+      words: [S, U] as in :class:`PartitionedBatch`.
+      values: For each partition the stored rows, see :mod:`smoothgrad_jax.core.row_sparse.slots`.
+      total: [C], the sum over words.
+    """
+
+    words: np.ndarray
+    values: tuple[slots.Slot, ...]
+    total: Array
+
+
+class EnteringStatistics(NamedTuple):
+    """The statistics of the last step, which enter the window sums with the next one.
+
+    Attributes:
+      words: [S, U] as in :class:`PartitionedBatch`.
+      sums: For each thread [S · U, W], the unscaled statistics of its documents.
+      scale: D/B.
+      totals: For each thread [C], the sum over words.
+    """
+
+    words: np.ndarray
+    sums: tuple[Array, ...]
+    scale: np.ndarray
+    totals: tuple[Array, ...]
+
+
+class RowSparseState(NamedTuple):
+    """What the next step needs. A step donates the arrays of its input state.
+
+    Attributes:
+      partitions: For each thread λ, Σ, δ and clocks [V/S, 3C + 4].
+      totals: For each thread a copy of the column sums [1, 3C + 4].
+      previous_clock: (A, C) of the last step, float64 [2].
+      clock: (A, C) of the next step, float64 [2].
+      step: Number of steps taken.
+      num_values: Number of values in the window, those of ``entering`` included.
+      slots: The values in the window that will leave, oldest first, without ``entering``; None if L = ∞.
+      leaving: Slots that left the window at the last step and are still in the row sums.
+      entering: The statistics of the last step, not yet in the row sums.
+      rule: Adaptive rule for the window length, if the window is adaptive.
+      rest: SVI state of the dense leaves; None if the model has none.
+    """
+
+    partitions: tuple[Array, ...]
+    totals: tuple[Array, ...]
+    previous_clock: np.ndarray
+    clock: np.ndarray
+    step: np.ndarray
+    num_values: np.ndarray
+    slots: tuple[WindowSlot, ...] | None
+    leaving: tuple[WindowSlot, ...]
+    entering: EnteringStatistics | None
+    rule: adaptive.Delayed | None = None
+    rest: PyTree = None
+
+    @property
+    def num_words(self) -> int:
+        """V."""
+        return sum(len(partition) for partition in self.partitions)
+
+    @property
+    def num_columns(self) -> int:
+        """C."""
+        return num_columns(self.partitions[0])
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Dtype of λ."""
+        return self.partitions[0].dtype
+
+    @property
+    def slot_dtype(self) -> np.dtype | None:
+        """Dtype in which the window stores values; None while the window holds none."""
+        stored = (*self.leaving, *(self.slots or ()))
+        return stored[0].values[0][0].dtype if stored else None
+
+
+class RowPrior(NamedTuple):
+    """The prior of the matrix, partitioned like the state; made by :func:`partition_prior`.
+
+    Attributes:
+      eta: For each partition η [V/S or 1, C or 1].
+      total: Σ_w η_w [1, C or 1].
+    """
+
+    eta: tuple[np.ndarray, ...]
+    total: np.ndarray
+
+
+class Workspace:
+    """Scratch memory of a run: arrays that a step overwrites and whose content has no meaning between steps."""
+
+    def __init__(self) -> None:
+        self._slots: tuple[slots.Slot, ...] = ()
+        self._features: tuple[Array, ...] = ()
+        self.prefetched: tuple[Array, ...] = ()  # results of reads ahead; a result keeps XLA from removing the reads
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no step has used this workspace yet."""
+        return not self._slots
+
+    def reserve(self, num_entering: int, num_used: int, state: RowSparseState, width: int, dtype: Any) -> None:
+        """Allocate memory for this many rows that enter and are used per partition, unless it is there."""
+        if self._slots and len(self._slots[0][0]) == num_entering and len(self._features[0]) == num_used:
+            return
+        num_partitions = len(state.partitions)
+        self._slots = tuple(slots.empty(num_entering, state.num_columns, dtype) for _ in range(num_partitions))
+        self._features = tuple(slots.zeros((num_used, width), state.dtype) for _ in range(num_partitions))
+
+    def buffers(self, partition: int) -> tuple[slots.Slot, Array]:
+        """Return the memory for a window slot and for features of one partition."""
+        return self._slots[partition], self._features[partition]
+
+    def recycle(self, values: tuple[slots.Slot, ...], features: tuple[Array, ...]) -> None:
+        """Keep arrays that the run does not need any more."""
+        self._slots, self._features = values, features
+
+
+def init_rows(
+    matrix: ArrayLike,
+    num_partitions: int = 1,
+    *,
+    infinite: bool = False,
+    window: Adaptive | None = None,
+    rest: PyTree = None,
+) -> RowSparseState:
+    """Return the state before the first step; allocates three arrays of the size of λ.
+
+    Args:
+      matrix: λ [V, C], which is copied.
+      num_partitions: S, one per thread.
+      infinite: Whether L = ∞ at every step; the state then stores no slots.
+      window: An adaptive window, if the run has one.
+      rest: SVI state of the dense leaves.
+    """
+    lam = np.asarray(matrix)
+    total = lam.sum(0, dtype=np.float64, keepdims=True).astype(lam.dtype)
+    rule = None
+    if window is not None:
+        _, num_buckets = adaptive.buckets(len(lam))
+        rule = adaptive.delayed(window, jax.ShapeDtypeStruct((num_buckets * lam.shape[1],), lam.dtype))
+    return RowSparseState(
+        partitions=tuple(_append_columns(lam[s::num_partitions]) for s in range(num_partitions)),
+        totals=tuple(_append_columns(total) for _ in range(num_partitions)),
+        previous_clock=np.zeros(2),
+        clock=np.zeros(2),
+        step=np.zeros((), np.int64),
+        num_values=np.zeros((), np.int64),
+        slots=None if infinite else (),
+        leaving=(),
+        entering=None,
+        rule=rule,
+        rest=rest,
+    )
+
+
+@jax.jit
+def _append_columns(lam):
+    """Append an empty window sum and a clock of zeros."""
+    return jnp.pad(lam, [(0, 0), (0, 2 * lam.shape[1] + CLOCK_SIZE)])
+
+
+def partition_prior(prior: ArrayLike, state: RowSparseState) -> RowPrior:
+    """Partition η, which broadcasts to [V, C], like the rows of the state."""
+    num_partitions = len(state.partitions)
+    eta = np.asarray(prior, state.dtype)
+    eta = eta.reshape((1,) * (2 - eta.ndim) + eta.shape)
+    total = eta.sum(0, dtype=np.float64, keepdims=True) * (state.num_words / len(eta))
+    return RowPrior(
+        eta=tuple(np.ascontiguousarray(eta[s::num_partitions]) if len(eta) > 1 else eta for s in range(num_partitions)),
+        total=total.astype(state.dtype),
+    )
+
+
+def partition_batch(batch: RowBatch, num_partitions: int, buckets: np.ndarray | None = None) -> PartitionedBatch:
+    """Partition a minibatch: words by their rows, documents so that every thread gets about as many entries.
+
+    Args:
+      batch: The minibatch.
+      num_partitions: S.
+      buckets: Hash bucket of every word [V], from :func:`smoothgrad_jax.adaptive.buckets`, for an adaptive window.
+    """
+    used = batch.vocabulary[: batch.num_used]
+    members = [np.flatnonzero(used % num_partitions == s) for s in range(num_partitions)]
+    # The number of words per partition varies around the mean, by a few standard deviations at most.
+    planned = len(batch.vocabulary) / num_partitions
+    planned += 3 * math.sqrt(len(batch.vocabulary)) / 2 if num_partitions > 1 else 0
+    capacity = -int(-max(planned, *(len(each) + 1 for each in members)) // 64) * 64
+    words = np.full((num_partitions, capacity), END, np.int32)
+    position = np.zeros(len(used) + 1, np.int32)  # one more, for the padding of a batch without words
+    for s, each in enumerate(members):
+        words[s, : len(each)] = used[each] // num_partitions
+        position[each] = s * capacity + np.arange(len(each), dtype=np.int32)
+    # A single partition has the words in the order of the batch.
+    positions = position[batch.words] if num_partitions > 1 else batch.words
+    bucket_of = None
+    if buckets is not None:
+        bucket_of = np.zeros(num_partitions * capacity, np.int32)  # padding adds zeros to bucket 0
+        bucket_of[position[: len(used)]] = buckets[used]
+    # Documents stay in order and are cut at the s-th fraction of the entries.
+    cuts = np.searchsorted(batch.offsets, batch.offsets[-1] * np.arange(1, num_partitions) / num_partitions)
+    empty = np.zeros(0, np.int32)
+    return PartitionedBatch(
+        words,
+        batch._replace(vocabulary=empty, num_used=empty, words=positions),
+        np.array([0, *cuts, batch.size], np.int32),
+        bucket_of,
+    )
+
+
+def is_donated(state: RowSparseState) -> bool:
+    """Return whether a step has already overwritten the arrays of this state."""
+    return any(partition.is_deleted() for partition in state.partitions)
+
+
+def no_statistics(words: np.ndarray, kernel: RowKernel, state: RowSparseState) -> EnteringStatistics:
+    """Return empty statistics for lists of words of this shape [S, U]."""
+    num_partitions, capacity = words.shape
+    sums = slots.zeros((num_partitions * capacity, kernel.width()), state.dtype)
+    total = slots.zeros((state.num_columns,), state.dtype)
+    return EnteringStatistics(
+        np.full_like(words, END), (sums,) * num_partitions, np.zeros(()), (total,) * num_partitions
+    )

@@ -1,0 +1,366 @@
+"""One step of row-sparse smoothed SVI.
+
+A step runs two programs per thread. The first updates the rows of a partition
+(:func:`smoothgrad_jax.core.row_sparse.program.update_rows`). The second fits a range of documents
+(:meth:`smoothgrad_jax.core.row_sparse.kernel.RowKernel.fit`). The statistics of a step enter the rows with the first
+program of the next step, so that a row is read once per step.
+
+Threads are Python threads: XLA's own threads exchange tasks of about a microsecond, which makes a step slower on two
+cores than on one.
+"""
+
+import functools
+import math
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from smoothgrad_jax.core import adaptive, svi
+from smoothgrad_jax.core._threads import submit
+from smoothgrad_jax.core._xla import ALONE
+from smoothgrad_jax.core.row_sparse import slots
+from smoothgrad_jax.core.row_sparse.decay import add, advance, combine, factors, num_columns, split_clock, split_row
+from smoothgrad_jax.core.row_sparse.kernel import KernelResult, RowKernel
+from smoothgrad_jax.core.row_sparse.program import (
+    Clocks,
+    Entering,
+    Leaving,
+    RowUpdate,
+    advance_all,
+    remove_slot,
+    update_rows,
+)
+from smoothgrad_jax.core.row_sparse.state import (
+    END,
+    EnteringStatistics,
+    PartitionedBatch,
+    RowPrior,
+    RowSparseState,
+    WindowSlot,
+    Workspace,
+    init_rows,
+    no_statistics,
+)
+from smoothgrad_jax.core.types import Array, PRNGKey, PyTree, Warmup
+
+_CHUNK = 4096  # rows that are advanced at a time when λ is read
+
+
+class RowInfo(NamedTuple):
+    """What a step found. Reading it waits for the step.
+
+    Attributes:
+      step: Number of steps taken before this one.
+      clock: (A, C) before this step.
+      length: L.
+      scale: D/B.
+      totals: For each thread the sum of its statistics [C].
+      details: For each thread the info of the kernel.
+      rest: SVI state of the dense leaves before this step.
+    """
+
+    step: np.ndarray
+    clock: np.ndarray
+    length: float
+    scale: float
+    totals: tuple[Array, ...]
+    details: tuple[PyTree, ...]
+    rest: PyTree
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the statistics were finite. If not, neither they nor any later statistics are in the rows."""
+        total = np.sum([np.asarray(total) for total in self.totals], axis=0)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return bool(np.isfinite(total.dtype.type(self.scale) * total).all())
+
+
+class StepOptions(NamedTuple):
+    """Options that stay the same from step to step.
+
+    Attributes:
+      warmup: As in :func:`smoothgrad_jax.window.push`.
+      slot_dtype: Dtype in which the window stores values.
+      rest_prior: Prior of the dense leaves.
+    """
+
+    warmup: Warmup = "mean"
+    slot_dtype: Any = np.dtype(np.float32)
+    rest_prior: PyTree = None
+
+
+def step(
+    state: RowSparseState,
+    batch: PartitionedBatch,
+    kernel: RowKernel,
+    prior: RowPrior,
+    rho: float,
+    length: float | None,
+    workspace: Workspace,
+    pool: ThreadPoolExecutor | None = None,
+    *,
+    options: StepOptions,
+    key: PRNGKey | None = None,
+) -> tuple[RowSparseState, RowInfo]:
+    """Fit a minibatch, average its statistics with those in the window, and move λ.
+
+    Allocates one slot while the window fills. After that a step reuses the memory of the slot that leaves.
+
+    Args:
+      state: From :func:`smoothgrad_jax.core.row_sparse.state.init_rows` or the last step; its arrays are donated.
+      batch: A minibatch with as many partitions as the state.
+      kernel: Of the model.
+      prior: Partitioned like the state.
+      rho: ρ in [0, 1].
+      length: L ≥ 1. If it is shorter than at the last step, the oldest values leave; if it is longer, the window grows
+        with the values to come. Ignored by a state for L = ∞ or with an adaptive rule.
+      workspace: Scratch memory of the run.
+      pool: Where the threads other than the caller's run, and a compilation at the first step.
+      options: See :class:`StepOptions`.
+      key: A random key of this step, for a kernel that samples.
+
+    Returns:
+      The next state and :class:`RowInfo`. Both may still be in progress, so that the caller can prepare the next step.
+    """
+    rule, length, sketching = _choose_length(state, batch, kernel, rho, length)
+    memory = _sums_memory(state, batch, kernel)
+
+    def fit(s: int, updates: list[RowUpdate]) -> tuple[KernelResult, Array | None]:
+        features = tuple(update.features for update in updates)
+        bounds = batch.bounds[s], batch.bounds[s + 1]
+        rest = None if state.rest is None else state.rest.params
+        return _fit(kernel, features, updates[s].total, rest, batch.batch, bounds, memory[s], key, sketching)
+
+    if workspace.is_empty and pool is not None:
+        # At the first step of a run, compile the second program while the first one compiles and runs.
+        submit(pool, _compile_fit, kernel, batch, state, key, sketching)
+    state, fitted = _update_partitions(state, batch, kernel, prior, workspace, options.slot_dtype, pool, fit)
+    results, sketches = zip(*fitted, strict=True)
+    slots_now, leaving = _expire(state, length)
+    num_values = int(state.num_values) + 1 - len(leaving)
+    scale = kernel.scale(batch.batch.size)
+    totals = tuple(result.total for result in results)
+    info = RowInfo(
+        state.step, state.clock, float(length), scale, totals, tuple(result.info for result in results), state.rest
+    )
+    divisor = length if options.warmup == "zeros" and state.slots is not None else num_values
+    return state._replace(
+        previous_clock=state.clock,
+        clock=_tick(state.clock, rho, divisor),
+        step=np.asarray(state.step + 1),
+        num_values=np.asarray(num_values),
+        slots=slots_now,
+        leaving=leaving,
+        entering=EnteringStatistics(
+            batch.words, tuple(result.sums for result in results), np.asarray(scale, np.float64), totals
+        ),
+        rule=None if rule is None else adaptive.Delayed(rule, sketches, np.asarray(scale, np.float64)),
+        rest=_step_rest(state.rest, results, options, rho, length),
+    ), info
+
+
+def restart(state: RowSparseState, info: RowInfo, prior: RowPrior, slot_dtype: Any) -> RowSparseState:
+    """Return the state before a step whose statistics were not finite, with an empty window."""
+    # The rows are those before that step: neither it nor a later step has changed any.
+    lam = read_rows(state._replace(clock=info.clock, entering=None, leaving=()), prior, slot_dtype)
+    rest = None if info.rest is None else svi.init(info.rest.params, info.rest.window.kind)
+    fresh = init_rows(lam, len(state.partitions), infinite=state.slots is None, rest=rest)
+    return fresh._replace(step=info.step, rule=None if state.rule is None else adaptive.restart(state.rule))
+
+
+def read_rows(state: RowSparseState, prior: RowPrior, slot_dtype: Any) -> np.ndarray:
+    """Return λ [V, C] after the last step. The state does not change.
+
+    Works in NumPy on some rows at a time: allocates the result and the rows whose sums are about to change, and
+    compiles nothing (except once for slots of uint8).
+    """
+    num_partitions = len(state.partitions)
+    out = np.empty((state.num_words, state.num_columns), state.dtype)
+    clock, previous_clock = (split_clock(each, out.dtype) for each in (state.clock, state.previous_clock))
+    for s, partition in enumerate(map(np.asarray, state.partitions)):
+        lam, eta = out[s::num_partitions], np.broadcast_to(prior.eta[s], (len(partition), out.shape[1]))
+        for start in range(0, len(partition), _CHUNK):
+            part = slice(start, start + _CHUNK)
+            lam[part] = advance(partition[part], clock, eta[part])
+        if state.entering is not None:
+            words, total = _changed_sums(state, partition, s, slot_dtype)
+            previous = advance(partition[words], previous_clock, eta[words])
+            lam[words] = combine(factors(previous_clock[None], clock), previous, eta[words], total)
+    return out
+
+
+def flush(
+    state: RowSparseState,
+    kernel: RowKernel,
+    prior: RowPrior,
+    workspace: Workspace,
+    slot_dtype: Any,
+    pool: ThreadPoolExecutor | None = None,
+) -> RowSparseState:
+    """Apply the statistics that are about to enter or leave, and advance every row to the clock, in O(V).
+
+    Afterwards another prior may hold. The arrays of the state are donated.
+    """
+    if state.entering is not None:  # otherwise nothing leaves either
+        words = np.full_like(state.entering.words, END)  # a shape for which the program is compiled
+        nothing = PartitionedBatch(words, None, np.zeros(0, np.int32))
+        state, _ = _update_partitions(state, nothing, kernel, prior, workspace, slot_dtype, pool)
+    clock = split_clock(state.clock, state.dtype)
+    return state._replace(
+        partitions=tuple(advance_all(rows, clock, eta) for rows, eta in zip(state.partitions, prior.eta, strict=True)),
+        totals=tuple(advance_all(total, clock, prior.total) for total in state.totals),
+    )
+
+
+def _choose_length(state, batch, kernel, rho, length):
+    """Return the adaptive rule with the last sketch, the window length, and empty buckets for the next sketch."""
+    if state.rule is None:
+        return None, length, None
+    # Before any program is started: the length of the next step must not wait for this step.
+    length, rule = adaptive.take(state.rule, rho)
+    num_buckets = rule.before.shape[1] // state.num_columns
+    empty = np.zeros((2 * num_buckets, kernel.width()), state.dtype)
+    return rule, length, (empty, batch.buckets)
+
+
+def _sums_memory(state, batch, kernel):
+    """Return an array [S · U, W] per thread for the statistics: the arrays of the last step if their shape fits."""
+    num_partitions, capacity = batch.words.shape
+    if state.entering is not None and state.entering.words.shape == batch.words.shape:
+        return state.entering.sums
+    shape = (num_partitions * capacity, kernel.width())
+    return tuple(slots.zeros(shape, state.dtype) for _ in range(num_partitions))
+
+
+def _expire(state, length):
+    """Return the slots that stay in a window of L values, one of which is about to enter, and those that leave."""
+    if state.slots is None:
+        return None, ()
+    num_leaving = max(0, math.ceil(int(state.num_values) + 1 - length))
+    return state.slots[num_leaving:], state.slots[:num_leaving]
+
+
+def _tick(clock, rho, divisor):
+    """Return the clock after a step: A + log(1 − ρ) and (1 − ρ) C + ρ/n."""
+    decay, gain = clock.tolist()
+    # exp(−1e5) is 0, and unlike −∞ it can be added to.
+    return np.array([decay + (math.log1p(-rho) if rho < 1 else -1e5), (1 - rho) * gain + rho / divisor])
+
+
+def _step_rest(rest, results, options, rho, length):
+    """Move the dense leaves."""
+    if rest is None:
+        return None
+    (stats,) = (result.rest for result in results)
+    return svi.global_step(rest, stats, options.rest_prior, rho, length, warmup=options.warmup)
+
+
+def _update_partitions(state, batch, kernel, prior, workspace, slot_dtype, pool, then=None):
+    """Update the rows that change and compute the features of the minibatch, one thread per partition.
+
+    ``then(s, updates)`` is called in thread s as soon as the updates of all partitions are in progress; its results are
+    returned with the state, and may be in progress themselves.
+    """
+    num_partitions, dtype = len(state.partitions), state.dtype
+    entering = state.entering or no_statistics(batch.words, kernel, state)
+    capacity = entering.words.shape[1]
+    clock = split_clock(state.clock, dtype)
+    clocks = Clocks(split_clock(state.previous_clock, dtype) if state.entering else clock, clock)
+    earlier, last = _last_leaving(state, entering.words, slot_dtype)
+    workspace.reserve(capacity, batch.words.shape[1], state, kernel.width(), slot_dtype)
+    left = sum((slot.total for slot in earlier), last.total)
+    scale = entering.scale.astype(dtype)
+    updates: list[Future[RowUpdate]] = [Future() for _ in range(num_partitions)]
+
+    def work(s):
+        try:
+            rows, eta = state.partitions[s], prior.eta[s]
+            for slot in earlier:
+                rows = remove_slot(rows, state.totals[s], slot.values[s], slot.words[s], clocks.previous, eta)
+            updates[s].set_result(
+                update_rows(
+                    kernel,
+                    rows,
+                    *workspace.buffers(s),
+                    state.totals[s],
+                    Leaving(last.words[s], last.values[s], left),
+                    Entering(entering.words[s], entering.sums, np.int32(s * capacity), scale, entering.totals),
+                    batch.words[s],
+                    clocks,
+                    (eta, prior.total),
+                )
+            )
+        except BaseException as error:
+            updates[s].set_exception(error)  # the other threads wait for it
+            raise
+        everything = [update.result() for update in updates]
+        return then(s, everything) if then else None
+
+    others = [submit(pool, work, s) for s in range(1, num_partitions)]
+    results = [work(0), *(other.result() for other in others)]
+    done = RowUpdate(*zip(*(update.result() for update in updates), strict=True))
+    values, window = done.slot, state.slots
+    if state.entering and window is not None:
+        window = (*window, WindowSlot(entering.words, values, done.entered[0]))
+        values = last.values
+    workspace.recycle(values, done.features)
+    workspace.prefetched = done.prefetched
+    state = state._replace(partitions=done.partition, totals=done.total, slots=window, leaving=(), entering=None)
+    return state, results
+
+
+def _last_leaving(state, words, slot_dtype):
+    """Return the slots to remove beforehand, and the one that leaves in the same loop in which statistics enter.
+
+    The memory of that one is reused for the entering statistics, so its shape must be theirs.
+    """
+    if state.leaving and state.leaving[-1].words.shape == words.shape:
+        return state.leaving[:-1], state.leaving[-1]
+    capacity, columns = words.shape[1], state.num_columns
+    empty = tuple(slots.empty(capacity, columns, slot_dtype) for _ in state.partitions)
+    return state.leaving, WindowSlot(np.full_like(words, END), empty, slots.zeros((columns,), state.dtype))
+
+
+def _changed_sums(state, partition, s, slot_dtype):
+    """Return the words of a partition whose sums are about to change, and these sums after the change."""
+    lists = [slot.words[s][slot.words[s] < END] for slot in (*state.leaving, state.entering)]
+    words = np.unique(np.concatenate(lists))
+    _, total, residue, _ = (part.copy() for part in split_row(partition[words]))
+    stored = [slots.decode(tuple(np.asarray(part) for part in slot.values[s]), total.dtype) for slot in state.leaving]
+    for which, values in zip(lists, (*(-each for each in stored), _entering_values(state, s, slot_dtype)), strict=True):
+        at = np.searchsorted(words, which)
+        total[at], residue[at] = add(total[at], residue[at], values[: len(which)])
+    return words, total
+
+
+def _entering_values(state, s, slot_dtype):
+    """Return the values that enter the sums of a partition, as a slot gives them back."""
+    entering, capacity = state.entering, state.entering.words.shape[1]
+    rows = slice(s * capacity, (s + 1) * capacity)
+    sums = functools.reduce(np.add, [np.asarray(each)[rows, : state.num_columns] for each in entering.sums])
+    return slots.round_trip(entering.scale.astype(sums.dtype) * sums, slot_dtype)
+
+
+@functools.partial(jax.jit, donate_argnames="memory", compiler_options=ALONE)
+def _fit(kernel, features, total, rest, batch, bounds, memory, key, sketching):
+    """Fit a range of documents, and sketch the statistics if ``sketching`` has empty buckets and buckets of words."""
+    columns = num_columns(total)
+    result = kernel.fit(features, total[:, :columns], rest, batch, bounds, memory, key)
+    sketch = None
+    if sketching is not None:
+        empty, bucket = sketching
+        sketch = adaptive.fill(empty, result.sums, bucket)[:, :columns].ravel()
+    return result, sketch
+
+
+def _compile_fit(kernel, batch, state, key, sketching):
+    """Compile the program for documents by a call with an empty range of documents."""
+    num_partitions, capacity = batch.words.shape
+    width = kernel.width()
+    features = (slots.zeros((capacity, width), state.dtype),) * num_partitions
+    total = slots.zeros(state.totals[0].shape, state.dtype)
+    rest = None if state.rest is None else state.rest.params
+    memory = slots.zeros((num_partitions * capacity, width), state.dtype)
+    _fit(kernel, features, total, rest, batch.batch, (batch.bounds[0],) * 2, memory, key, sketching)

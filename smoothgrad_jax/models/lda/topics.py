@@ -1,0 +1,56 @@
+"""Topics to start from, and expected topics."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from smoothgrad_jax.core.types import Array, DTypeLike, PRNGKey
+from smoothgrad_jax.data import batches
+
+_SEEDS, _SEED_WEIGHT = 20, 0.3  # documents per initial topic; experiments/BENCHMARKS.md says how the weight was chosen
+
+
+@partial(jax.jit, static_argnames=("num_words", "num_topics", "dtype"))
+def init_topics(key: PRNGKey, num_words: int, num_topics: int, dtype: DTypeLike = jnp.float32) -> Array:
+    """Return random λ [V, K] with mean 1 and standard deviation 0.1, close to Gamma(100, 1/100)."""
+    # Wilson and Hilferty: the cube root of a Gamma variable is nearly normal. Much faster than a Gamma sampler.
+    normal = jax.random.normal(key, (num_words, num_topics), dtype)
+    return jnp.maximum(1 - 1 / 900 + normal / 30, 0.1) ** 3
+
+
+def seed_topics(
+    key: PRNGKey, X: Any, num_topics: int, *, num_docs: float | None = None, dtype: DTypeLike = jnp.float32
+) -> np.ndarray:
+    """Return λ [V, K] in which each topic leans towards twenty documents drawn at random.
+
+    Topics that start alike, as those of :func:`init_topics`, differ only by noise: some of them take most of the
+    corpus, and many stay empty. Topics seeded with documents start apart, and more of them are used. Seeding suits
+    small priors; with α = η = 0.5, as in the paper, noise is the better start.
+
+    Args:
+      key: A random key.
+      X: Documents × words, CSR or a :class:`smoothgrad_jax.Corpus`.
+      num_topics: K.
+      num_docs: D, if X is only a part of the corpus.
+      dtype: Of λ.
+    """
+    (size, num_words), rng = X.shape, np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
+    few = num_topics * _SEEDS > size
+    rows = rng.choice(size, num_topics * _SEEDS, replace=few)
+    entries = batches.entry_positions(X, rows)
+    topic = np.repeat(np.arange(len(rows)) // _SEEDS, X.indptr[rows + 1] - X.indptr[rows])
+    places = np.asarray(X.indices[entries], np.int64) * num_topics + topic
+    counts = np.bincount(places, X.data[entries], num_words * num_topics).reshape(num_words, num_topics)
+    # The seeds of a topic weigh a fraction of the tokens that it would have if all topics were equal.
+    tokens = (size if num_docs is None else num_docs) * counts.sum() / len(rows)
+    fraction = counts / np.maximum(counts.sum(0), 1)
+    noise = np.asarray(init_topics(key, num_words, num_topics, dtype))
+    return noise + (_SEED_WEIGHT * tokens / num_topics * fraction).astype(noise.dtype)
+
+
+def topics(lam: Array) -> Array:
+    """Return E[β] as [K, V]: one row per topic, which sums to one."""
+    return (lam / lam.sum(0, keepdims=True)).T

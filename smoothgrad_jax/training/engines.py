@@ -1,0 +1,465 @@
+"""Engines: how a run advances by one step. All engines satisfy one contract, :class:`Engine`.
+
+| engine                   | runs                                                                                  |
+|--------------------------|---------------------------------------------------------------------------------------|
+| :class:`RowSparseEngine` | models with row-sparse statistics, with a moving or adaptive window                   |
+| :class:`DenseEngine`     | every other combination, through :func:`smoothgrad_jax.global_step`                   |
+
+:func:`choose_engine` decides by the model and the window alone. Both engines take the same options and compute the same
+parameters up to rounding. An option that an engine cannot honour raises an error.
+"""
+
+import math
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from smoothgrad_jax.core import adaptive, svi
+from smoothgrad_jax.core._threads import num_cores
+from smoothgrad_jax.core.adaptive import Adaptive
+from smoothgrad_jax.core.errors import OptionError
+from smoothgrad_jax.core.model import Model
+from smoothgrad_jax.core.row_sparse.kernel import RowSparseModel
+from smoothgrad_jax.core.row_sparse.state import (
+    RowSparseState,
+    Workspace,
+    init_rows,
+    is_donated,
+    partition_batch,
+    partition_prior,
+)
+from smoothgrad_jax.core.row_sparse.step import RowInfo, StepOptions, flush, read_rows, restart, step
+from smoothgrad_jax.core.types import PRNGKey, PyTree, Schedule, Warmup
+from smoothgrad_jax.core.window import Moving, MovingState, Window, check_lengths
+
+WindowSpec = float | Schedule | Adaptive | Window
+
+# Entries × columns per thread: below that a second thread costs as much as it gains (experiments/BENCHMARKS.md).
+_MIN_WORK = 400_000
+_SLOT_DTYPES = ("float32", "float64", "bfloat16", "uint8")  # float16 overflows at 65,504, which counts reach
+_STEPS_IN_PROGRESS = 3  # steps started before the first of them has ended: starting a step may wait for a core
+
+
+class NotFiniteError(ArithmeticError):
+    """A step computed statistics that are not finite; the parameters before the step remain, with an empty window."""
+
+
+class EngineOptions(NamedTuple):
+    """What :func:`smoothgrad_jax.fit` passes to an engine.
+
+    Attributes:
+      window: See :func:`smoothgrad_jax.fit`.
+      warmup: See :func:`smoothgrad_jax.window.push`.
+      slots: Dtype in which the window stores statistics; None is that of the parameters.
+      threads: Number of threads; None lets the engine decide.
+      key: Random key of the run, for models that sample.
+      num_words: V of the corpus, if known.
+      entries_per_batch: Expected number of entries of a minibatch.
+    """
+
+    window: WindowSpec
+    warmup: Warmup
+    slots: str | None
+    threads: int | None
+    key: PRNGKey | None
+    num_words: int | None
+    entries_per_batch: float
+
+
+class PreparedBatch(NamedTuple):
+    """A minibatch in the form an engine takes, and its number of documents."""
+
+    batch: Any
+    size: int
+
+
+class Engine(Protocol):
+    """A run that advances step by step.
+
+    Attributes:
+      length: L of the last step; None before the first step.
+    """
+
+    length: float | None
+
+    @property
+    def step(self) -> int:
+        """Number of steps taken, since the start of the first run."""
+
+    @property
+    def template(self) -> PyTree:
+        """Shapes and dtypes of the parameters."""
+
+    def prepare(self, batch: Any) -> PreparedBatch:
+        """Convert a minibatch; called in another thread, ahead of :meth:`advance`."""
+
+    def check_lengths(self, lengths: Any) -> None:
+        """Raise an error if the window cannot have one of these lengths."""
+
+    def advance(self, batch: Any, rho: float, length: float | None) -> None:
+        """Take one step with a prepared minibatch; may return while the step is in progress.
+
+        Raises:
+          NotFiniteError: This step, or one of the last few, computed statistics that are not finite.
+        """
+
+    def wait(self) -> None:
+        """Wait until no step is in progress; raises as :meth:`advance`."""
+
+    def state(self) -> PyTree:
+        """Return the state after the last step, a pytree of arrays; the next step donates it."""
+
+    def params(self) -> PyTree:
+        """Return a copy of the parameters after the last step."""
+
+    def set_model(self, model: Model) -> None:
+        """Use a model with other hyperparameters of the same shapes for the steps to come."""
+
+
+class AdaptiveState(NamedTuple):
+    """The state of the dense engine with an adaptive window.
+
+    Attributes:
+      state: Parameters, window and step.
+      rule: The rule that chooses the window length.
+    """
+
+    state: svi.SVIState
+    rule: adaptive.Delayed
+
+
+def choose_engine(model: Model, start: PyTree, options: EngineOptions) -> Engine:
+    """Return the engine for a model and a window.
+
+    Args:
+      model: The model.
+      start: Parameters, or the state of an earlier run on the same engine.
+      options: See :class:`EngineOptions`.
+    """
+    if options.warmup not in ("mean", "zeros"):
+        raise OptionError("warmup", f'must be "mean" or "zeros", got {options.warmup!r}')
+    window = options.window
+    if isinstance(window, Adaptive):
+        options = options._replace(window=adaptive.check(window))
+        if options.warmup != "mean":
+            raise OptionError("warmup", 'must be "mean" for an adaptive window: zeros would return when it grows')
+    elif not isinstance(window, Window) and not callable(window) and not _is_number(window):
+        raise OptionError("window", f"must be a number, a schedule, Adaptive() or a window kind, got {window!r}")
+    _slot_dtype(options.slots)
+    is_row_sparse = isinstance(model, RowSparseModel) and not isinstance(window, Window)
+    if isinstance(start, svi.SVIState | AdaptiveState if is_row_sparse else RowSparseState):
+        raise ValueError(
+            f"this state is of a run on the {'dense' if is_row_sparse else 'row-sparse'} engine; it cannot continue "
+            f"with window={window}. Continue with the window of that run, or start from its parameters"
+        )
+    if isinstance(model, RowSparseModel) and is_row_sparse:
+        return RowSparseEngine(model, start, options)
+    return DenseEngine(model, start, options)
+
+
+class RowSparseEngine:
+    """Runs a model on the rows that a minibatch uses, with threads; see :mod:`smoothgrad_jax.core.row_sparse`."""
+
+    def __init__(self, model: RowSparseModel, start: PyTree, options: EngineOptions) -> None:
+        slots = _slot_dtype(options.slots)
+        if isinstance(start, RowSparseState):
+            self._state = _check_resumable(start, options, slots)
+            model = _checked(model, self._template(model), options.num_words)
+        else:
+            start = jax.tree.map(np.asarray, start)
+            model = _checked(model, start, options.num_words)
+            self._state = _init_rows(model, start, options)
+        self._model = model
+        self._slots = slots or self._state.slot_dtype or self._state.dtype
+        self._warmup = options.warmup
+        self._set_hyperparameters(model)
+        self._key = options.key if getattr(model, "uses_key", False) else None
+        self._pool = ThreadPoolExecutor(len(self._state.partitions), thread_name_prefix="rows")
+        self._workspace = Workspace()
+        self._infos: deque[RowInfo] = deque()
+        self._buckets = None if self._state.rule is None else adaptive.buckets(self._state.num_words)[0]
+        self.length: float | None = None
+
+    def _set_hyperparameters(self, model: RowSparseModel) -> None:
+        prior, rest_prior = model.row_prior()
+        self._prior = partition_prior(prior, self._state)
+        self._kernel = model.row_kernel(self._state.num_columns, self._state.dtype)
+        self._options = StepOptions(self._warmup, self._slots, rest_prior)
+        self._model = model
+
+    def _template(self, model: RowSparseModel) -> PyTree:
+        state = self._state
+        matrix = jax.ShapeDtypeStruct((state.num_words, state.num_columns), state.dtype)
+        return model.join_rows(matrix, None if state.rest is None else state.rest.params)
+
+    @property
+    def step(self) -> int:
+        """Number of steps taken."""
+        return int(self._state.step)
+
+    @property
+    def template(self) -> PyTree:
+        """Shapes and dtypes of the parameters."""
+        return self._template(self._model)
+
+    def prepare(self, batch: Any) -> PreparedBatch:
+        """Partition a minibatch among the threads."""
+        if batch.num_words > self._state.num_words:
+            raise ValueError(f"the documents have {batch.num_words} words, but λ has {self._state.num_words} rows")
+        return PreparedBatch(partition_batch(batch, len(self._state.partitions), self._buckets), batch.size)
+
+    def check_lengths(self, lengths: Any) -> None:
+        """Raise an error unless all lengths are whole numbers, or all are ∞."""
+        lengths = np.ravel(np.asarray(lengths, float))
+        check_lengths(lengths, None)
+        if (lengths == math.inf).any() != (self._state.slots is None):
+            raise OptionError("window", "must be ∞ at every step or at none for row-sparse statistics")
+        fractions = lengths[lengths != np.floor(lengths)]
+        if fractions.size:
+            raise OptionError("window", f"must be a whole number of minibatches, got {fractions[0]}")
+
+    def advance(self, batch: Any, rho: float, length: float | None) -> None:
+        """Start one step; see :meth:`Engine.advance`."""
+        key = None if self._key is None else jax.random.fold_in(self._key, self.step)
+        self._state, info = step(
+            self._state,
+            batch,
+            self._kernel,
+            self._prior,
+            rho,
+            length,
+            self._workspace,
+            self._pool,
+            options=self._options,
+            key=key,
+        )
+        self.length = info.length
+        self._infos.append(info)
+        self._wait_until(_STEPS_IN_PROGRESS)
+
+    def _wait_until(self, number: int) -> None:
+        """Wait until at most this many steps are in progress."""
+        while len(self._infos) > number:
+            info = self._infos.popleft()
+            if not info.is_finite:
+                self._infos.clear()
+                self._state = restart(self._state, info, self._prior, self._slots)
+                raise _not_finite(self.step)
+
+    def wait(self) -> None:
+        """Wait until no step is in progress."""
+        self._wait_until(0)
+
+    def state(self) -> RowSparseState:
+        """Return the state after the last step."""
+        self.wait()
+        _check_not_donated(self._state)
+        return self._state
+
+    def params(self) -> PyTree:
+        """Return the parameters after the last step."""
+        state = self.state()
+        rest = None if state.rest is None else jax.tree.map(jnp.array, state.rest.params)
+        return self._model.join_rows(read_rows(state, self._prior, self._slots), rest)
+
+    def set_model(self, model: Model) -> None:
+        """Use other hyperparameters; in O(V) if the prior of the rows changes."""
+        if not isinstance(model, RowSparseModel):
+            raise ValueError(f"expected a {type(self._model).__name__}, got {type(model).__name__}")
+        checked: RowSparseModel = _checked(model, self.template, None)
+        previous = self._prior
+        if not all(map(np.array_equal, partition_prior(checked.row_prior()[0], self._state).eta, previous.eta)):
+            # The steps that a row has skipped were under the old prior.
+            self._state = flush(self.state(), self._kernel, previous, self._workspace, self._slots, self._pool)
+        self._set_hyperparameters(checked)
+
+
+class DenseEngine:
+    """Runs any model through its local step and :func:`smoothgrad_jax.global_step`."""
+
+    def __init__(self, model: Model, start: PyTree, options: EngineOptions) -> None:
+        window = options.window
+        if options.threads not in (None, 1):
+            raise OptionError("threads", "has no effect here: the dense engine runs in one thread")
+        self._rule: adaptive.Delayed | None = start.rule if isinstance(start, AdaptiveState) else None
+        if isinstance(start, svi.SVIState | AdaptiveState):
+            self._state = start.state if isinstance(start, AdaptiveState) else start
+            model = _checked(model, self._state.params, options.num_words)
+            if isinstance(window, Window) and type(window) is not type(self._state.window.kind):
+                raise ValueError(f"this state has the window {self._state.window.kind}, which differs from {window}")
+        else:
+            start = jax.tree.map(np.asarray, start)
+            model = _checked(model, start, options.num_words)
+            self._state = svi.init(start, _dense_kind(options))
+            if isinstance(window, Adaptive):
+                self._rule = adaptive.delayed(window, jax.eval_shape(adaptive.sketch, self._state.params))
+        _check_rule(self._rule, window)
+        self._model, self._warmup = model, options.warmup
+        self._key = options.key if getattr(model, "uses_key", False) else None
+        if isinstance(window, Adaptive):
+            self.check_lengths(window.longest)
+        self.length: float | None = None
+
+    @property
+    def step(self) -> int:
+        """Number of steps taken."""
+        return int(self._state.step)
+
+    @property
+    def template(self) -> PyTree:
+        """Shapes and dtypes of the parameters."""
+        return jax.eval_shape(lambda: self._state.params)
+
+    def prepare(self, batch: Any) -> PreparedBatch:
+        """Return the minibatch as it is."""
+        return PreparedBatch(batch, batch.size if hasattr(batch, "offsets") else len(jax.tree.leaves(batch)[0]))
+
+    def check_lengths(self, lengths: Any) -> None:
+        """Raise an error if the window kind cannot have one of these lengths."""
+        self._state.window.kind.check_lengths(lengths)
+
+    def advance(self, batch: Any, rho: float, length: float | None) -> None:
+        """Take one step; see :meth:`Engine.advance`."""
+        key = None if self._key is None else jax.random.fold_in(self._key, self.step)
+        stats, is_finite = _local_step(self._model, self._state.params, batch, key)
+        if not is_finite:
+            raise _not_finite(self.step)
+        self.length = length
+        if self._rule is not None:
+            chosen, rule = adaptive.take(self._rule, rho)
+            self._rule = adaptive.Delayed(rule, (_sketch(stats),), np.ones(()))
+            # As in the row-sparse engine, a window that grows does not take values back, though they are stored here.
+            self.length, length = float(chosen), min(chosen, self._num_values() + 1)
+        self._state = svi.global_step(
+            self._state, stats, self._model.prior, rho, length, warmup=self._warmup, donate=True
+        )
+
+    def _num_values(self) -> int:
+        """Return the number of values in the moving window of an adaptive run."""
+        window = self._state.window
+        return int(window.index - window.first) if isinstance(window, MovingState) else 0
+
+    def wait(self) -> None:
+        """Wait until the last step has ended."""
+        jax.block_until_ready(self._state)
+
+    def state(self) -> PyTree:
+        """Return the state after the last step."""
+        return self._state if self._rule is None else AdaptiveState(self._state, self._rule)
+
+    def params(self) -> PyTree:
+        """Return a copy of the parameters, because the next step donates the state."""
+        return jax.tree.map(jnp.array, self._state.params)
+
+    def set_model(self, model: Model) -> None:
+        """Use other hyperparameters."""
+        self._model = _checked(model, self._state.params, None)
+
+
+@jax.jit
+def _local_step(model, params, batch, key):
+    """Return the statistics, and whether they are finite; hyperparameters of the model are inputs."""
+    result = model.local_step(params, batch, key)
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise ValueError(f"a local step must return (statistics, info), got {type(result).__name__}")
+    stats, _ = result
+    return stats, jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(stats)]).all()
+
+
+_sketch = jax.jit(adaptive.sketch)
+
+
+def _checked(model, params, num_words):
+    """Return the model in the dtype of the parameters, if it can check them."""
+    return model.check(params, num_words) if hasattr(model, "check") else model
+
+
+def _init_rows(model, params, options):
+    """Return the state of the row-sparse engine before the first step."""
+    matrix, rest = model.split_rows(params)
+    matrix = np.asarray(matrix)
+    kernel = model.row_kernel(matrix.shape[1], matrix.dtype)
+    threads = options.threads or _num_threads(options.entries_per_batch * matrix.shape[1])
+    if kernel.max_threads is not None:
+        if (options.threads or 1) > kernel.max_threads:
+            raise OptionError("threads", f"must be at most {kernel.max_threads} for {type(model).__name__}")
+        threads = min(threads, kernel.max_threads)
+    window = options.window
+    if rest is not None:
+        rest = svi.init(rest, _dense_kind(options))
+    return init_rows(
+        matrix,
+        min(threads, len(matrix)),
+        infinite=not callable(window) and window == math.inf,
+        window=window if isinstance(window, Adaptive) else None,
+        rest=rest,
+    )
+
+
+def _dense_kind(options):
+    """Return the window kind for dense statistics; a schedule starts with its longest window."""
+    window = options.window
+    if isinstance(window, Window):
+        if options.slots is not None:
+            raise OptionError("slots", f"has no effect with the window {window}")
+        return window
+    longest = window.longest if isinstance(window, Adaptive) else float(window(0) if callable(window) else window)
+    return Moving(longest, dtype=_slot_dtype(options.slots))
+
+
+def _check_resumable(state, options, slots):
+    """Return a state from which a run with these options can continue; or raise an error."""
+    _check_not_donated(state)
+    if options.threads not in (None, len(state.partitions)):
+        raise OptionError("threads", f"must be {len(state.partitions)}, as in the run that is continued")
+    if slots is not None and state.slot_dtype not in (None, slots):
+        raise OptionError("slots", f"must be {state.slot_dtype}, as in the run that is continued")
+    _check_rule(state.rule, options.window)
+    return state
+
+
+def _check_not_donated(state):
+    if is_donated(state):
+        raise ValueError(
+            "a later run continued from this state and overwrote it; take the state and parameters of that run"
+        )
+
+
+def _check_rule(rule, window):
+    """Raise an error unless a state with this adaptive rule, or without one, can continue with this window."""
+    previous = None if rule is None else adaptive.spec_of(rule.state)
+    if previous != (window if isinstance(window, Adaptive) else None):
+        was = "with given window lengths" if previous is None else f"with window={previous}"
+        raise ValueError(f"this state is of a run {was}; it cannot continue with window={window}")
+
+
+def _slot_dtype(slots):
+    if slots is None:
+        return None
+    try:
+        dtype = jnp.dtype(slots)
+    except TypeError:
+        dtype = None
+    if dtype is None or dtype.name not in _SLOT_DTYPES:
+        raise OptionError("slots", f"must be one of {', '.join(_SLOT_DTYPES)}; got {slots}")
+    return dtype
+
+
+def _is_number(value):
+    return isinstance(value, int | float | np.number) or (isinstance(value, np.ndarray | jax.Array) and not value.ndim)
+
+
+def _not_finite(step):
+    return NotFiniteError(
+        f"step {step}: the statistics are not finite. The parameters before this step are kept in .params. Look for "
+        "parameters or counts of extreme size, or use a smaller step size"
+    )
+
+
+def _num_threads(work):
+    """Return one thread per core, fewer if a minibatch of ``work`` entries × columns has little for each."""
+    return max(1, round(min(num_cores(), work / _MIN_WORK)))

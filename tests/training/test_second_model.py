@@ -1,0 +1,143 @@
+"""A model that the package does not know goes through everything that LDA goes through."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from unigram_mixture import UnigramMixture, reference_step
+
+from smoothgrad_jax import (
+    Adaptive,
+    Checkpoints,
+    Corpus,
+    Exponential,
+    fit,
+    init,
+    natural_gradient,
+    pack,
+    phase_out,
+    run,
+    smoothed_svi,
+    sweep,
+)
+from smoothgrad_jax.core.row_sparse.state import RowSparseState
+from smoothgrad_jax.core.svi import SVIState
+
+V, K, D, B = 60, 3, 80, 8
+
+
+@pytest.fixture
+def documents(make_documents):
+    return make_documents(D, V, longest=15, shortest=1)
+
+
+@pytest.fixture
+def corpus(documents):
+    return Corpus.of(documents, num_words=V)
+
+
+@pytest.fixture
+def params(rng):
+    return {"words": rng.gamma(1, 1, (V, K)) + 0.1, "weights": np.ones(K)}
+
+
+class DenseMixture(UnigramMixture):
+    """The same model without a row kernel: it runs on the dense engine."""
+
+    row_kernel = None
+
+
+MODEL, DENSE = UnigramMixture(0.3, 1.0, D), DenseMixture(0.3, 1.0, D)
+
+
+def train(corpus, params, model=MODEL, **options):
+    return fit(corpus, model, params, **{"steps": 12, "batch_size": B, "key": jax.random.key(0), "rho": 0.3} | options)
+
+
+def assert_close(got, expected, rtol=1e-9):
+    for name in ("words", "weights"):
+        np.testing.assert_allclose(got[name], expected[name], rtol=rtol)
+
+
+def test_the_local_step_is_the_transcription(x64, documents, params):
+    stats, _ = MODEL.local_step(jax.tree.map(jnp.asarray, params), pack(documents[:B], num_words=V))
+    assert_close(stats, reference_step(MODEL, params, documents[:B]))
+
+
+@pytest.mark.parametrize(
+    "window", [1, 4, np.inf, phase_out(4, 3, 9), Adaptive(4)], ids=["1", "4", "inf", "phase out", "adaptive"]
+)
+def test_both_engines_compute_the_same_parameters(x64, corpus, params, window):
+    sparse = train(corpus, params, window=window).finish()
+    assert isinstance(sparse.state, RowSparseState)
+    if isinstance(window, Adaptive):
+        # The rule sees sketches of other leaves, so that lengths may differ; the parameters stay positive and finite.
+        assert all(np.isfinite(leaf).all() and (leaf > 0).all() for leaf in jax.tree.leaves(sparse.params))
+        return
+    dense = train(corpus, params, DENSE, window=window).finish()
+    assert isinstance(dense.state, SVIState)
+    assert_close(sparse.params, dense.params)
+
+
+def test_an_exponential_window_runs_on_the_dense_engine(x64, corpus, params):
+    training = train(corpus, params, window=Exponential(4)).finish()
+    assert isinstance(training.state, SVIState)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(training.params))
+
+
+def test_held_out_scores_rise(params, rng):
+    """On documents from three groups of words, which the model finds."""
+    words = rng.integers(0, V // 3, (2 * D, 12)) + V // 3 * rng.integers(0, 3, (2 * D, 1))
+    corpus = Corpus.of([(np.unique(each), np.unique(each, return_counts=True)[1]) for each in words], num_words=V)
+    held_out, params = corpus.select(np.arange(D, 2 * D)), jax.tree.map(np.float32, params)
+    reports = list(train(corpus.part(0, D), params, steps=60, held_out=held_out, score_every=10))
+    scores = [report.score for report in reports if report.score is not None]
+    assert len(scores) == 6
+    assert scores[-1] > -np.log(V / 3) - 0.2 > -np.log(V)
+
+
+def test_a_resumed_run_ends_with_the_same_bits(tmp_path, corpus, params):
+    params = jax.tree.map(np.float32, params)
+    complete = train(corpus, params, window=3).finish().params
+    first = train(corpus, params, window=3, steps=5).finish()
+    Checkpoints(tmp_path).write(first)
+    last = Checkpoints(tmp_path).latest()
+    resumed = train(corpus, last.state, window=3, steps=7).finish().params
+    assert last.step == 5
+    jax.tree.map(np.testing.assert_array_equal, resumed, complete)
+
+
+def test_other_hyperparameters_between_reports(x64, corpus, params):
+    """The prior of the rows and of the dense leaf may change, on both engines alike."""
+    results = []
+    for model in (MODEL, DENSE):
+        training = train(corpus, params, model, window=3, report_every=6)
+        next(training)
+        training.model = model._replace(eta_words=0.7, eta_weights=2.0)
+        results.append(training.finish().params)
+    assert_close(*results)
+    assert not np.allclose(results[0]["words"], train(corpus, params, window=3).finish().params["words"])
+
+
+def test_run_sweep_and_optax(x64, corpus, documents, params):
+    """``run`` and ``sweep`` take the model without asking for its prior; the optax chain computes the same."""
+    params = jax.tree.map(jnp.asarray, params)
+    rows = np.arange(40).reshape(5, B)
+    batches = pack(documents, rows, num_words=V)
+    final, _ = run(MODEL, init(params, 3), batches, rho=0.3, length=3)
+    states, _ = sweep(MODEL, params, batches, rho=0.3, lengths=[1, 3])
+    assert_close({name: leaf[1] for name, leaf in states.params.items()}, final.params)
+    optimiser = smoothed_svi(3, MODEL.prior, 0.3)
+    state = optimiser.init(params)
+    for i in range(5):
+        stats, _ = MODEL.local_step(params, jax.tree.map(lambda x, i=i: x[i], batches))
+        updates, state = optimiser.update(stats, state, params)
+        params = optax.apply_updates(params, updates)
+    assert_close(params, final.params)
+    assert natural_gradient(MODEL.prior) is not None
+
+
+def test_a_single_thread_is_enough(corpus, params):
+    with pytest.raises(ValueError, match="threads must be at most 1"):
+        train(corpus, params, threads=2)
