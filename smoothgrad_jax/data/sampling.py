@@ -11,7 +11,7 @@ stored state of the sampler.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import TypeVar
@@ -63,7 +63,9 @@ def draw(seed: tuple[int, ...], step: int, num_docs: int, batch_size: int, repla
     )
 
 
-def prefetch(function: Callable[[Item], Result], items: Iterable[Item], depth: int = 2) -> Iterator[Result]:
+def prefetch(
+    function: Callable[[Item], Result], items: Iterable[Item], depth: int = 2
+) -> Generator[Result, None, None]:
     """Compute ``map(function, items)`` in a background thread.
 
     Args:

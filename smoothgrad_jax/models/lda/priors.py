@@ -73,7 +73,7 @@ def fit_symmetric(mean_log: float, size: int, start: float) -> float:
     return float(_maximise(value, newton, np.array([start], np.float64))[0])
 
 
-def mean_log(parameters: np.ndarray, axis: int) -> np.ndarray:
+def mean_log(parameters: np.ndarray, axis: int) -> np.ndarray | np.float64:
     """Return the mean of E[log x] over Dirichlets whose parameters lie along ``axis``, in float64.
 
     Works on one block of rows at a time, so that it makes no copy of λ.

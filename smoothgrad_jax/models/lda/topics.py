@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from smoothgrad_jax.core.types import Array, DTypeLike, PRNGKey
+from smoothgrad_jax.core.types import Array, PRNGKey
 from smoothgrad_jax.data import batches
 
 _SEEDS, _SEED_WEIGHT = 20, 0.3  # documents per initial topic; experiments/BENCHMARKS.md says how the weight was chosen
 
 
 @partial(jax.jit, static_argnames=("num_words", "num_topics", "dtype"))
-def init_topics(key: PRNGKey, num_words: int, num_topics: int, dtype: DTypeLike = jnp.float32) -> Array:
+def init_topics(key: PRNGKey, num_words: int, num_topics: int, dtype: type | np.dtype = np.float32) -> Array:
     """Return random λ [V, K] with mean 1 and standard deviation 0.1, close to Gamma(100, 1/100)."""
     # Wilson and Hilferty: the cube root of a Gamma variable is nearly normal. Much faster than a Gamma sampler.
     normal = jax.random.normal(key, (num_words, num_topics), dtype)
@@ -22,7 +22,7 @@ def init_topics(key: PRNGKey, num_words: int, num_topics: int, dtype: DTypeLike 
 
 
 def seed_topics(
-    key: PRNGKey, X: Any, num_topics: int, *, num_docs: float | None = None, dtype: DTypeLike = jnp.float32
+    key: PRNGKey, X: Any, num_topics: int, *, num_docs: float | None = None, dtype: type | np.dtype = np.float32
 ) -> np.ndarray:
     """Return λ [V, K] in which each topic leans towards twenty documents drawn at random.
 
