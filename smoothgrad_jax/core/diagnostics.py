@@ -33,7 +33,8 @@ Reference: Mandt and Blei, *Smoothed Gradients for Stochastic Variational Infere
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -180,7 +181,7 @@ def bias_variance(
         raise ValueError("this state is of a run with another update: continue with that one, or start from init")
     # Each zero is an array of its own, as one array cannot be donated twice.
     zeros = [_distance(state.params, state.params) for _ in range(3 if state.past is None else 4)]
-    carry = _Carry(*state, GradientError(*zeros))
+    carry: Any = _Carry(*state, GradientError(*zeros))
     paired = FunctionModel(jax.tree_util.Partial(_local_and_full, model, data), model.prior)
     carry, records = svi.run(
         paired,
@@ -252,10 +253,11 @@ def _local_and_full(model, data, params, batch):
     return (model.local_step(params, batch)[0], model.local_step(params, data)[0]), None
 
 
-# Tuples and not closures: two of them with the same functions are equal, so that nothing compiles again.
+# Dataclasses and not closures: two of them with the same functions are equal, so that nothing compiles again.
 
 
-class _MeasuredStep(NamedTuple):
+@dataclass(frozen=True)
+class _MeasuredStep:
     update: Callable[..., SVIState]
 
     def __call__(self, state, stats, prior, rho, length, *, warmup):
@@ -277,10 +279,11 @@ class _MeasuredStep(NamedTuple):
             now = averaged(jax.tree.map(jnp.zeros_like, full))
             mean, past = window.push(past, now, length, warmup=warmup)
             error = error._replace(extra_bias=_distance(mean, now))
-        return _Carry(*new, full_window, past, error)
+        return _Carry(new.params, new.window, new.step, full_window, past, error)
 
 
-class _Record(NamedTuple):
+@dataclass(frozen=True)
+class _Record:
     record: Callable[[MeasuredState, GradientError], PyTree] | None
 
     def __call__(self, state, _):

@@ -15,7 +15,7 @@ may be any real number from 1 on.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -100,15 +100,15 @@ class Exponential:
 
     def check_lengths(self, lengths: ArrayLike | None) -> None:
         """Raise an error for a length that is known now and is below 1, or for none where there is no default."""
-        if lengths is None:
-            if self.length is None:
-                raise OptionError("length", "is missing: an exponential window has no default length")
-            lengths = self.length
-        window_kind.check_lengths(lengths)
+        given = self.length if lengths is None else lengths
+        if given is None:
+            raise OptionError("length", "is missing: an exponential window has no default length")
+        window_kind.check_lengths(given)
 
     def vmap_axes(self) -> ExponentialState:
         """Return ``in_axes`` for the state of several runs: every array has a leading axis of runs."""
-        return ExponentialState(mean=0, weight=0)
+        axis: Any = 0
+        return ExponentialState(mean=axis, weight=axis)
 
 
 def equivalent_length(decay: _Number) -> _Number:

@@ -10,7 +10,7 @@ a running sum follows them.
 | S_i    | ``value``      | the value of push i, a pytree of arrays                                     |
 | L      | ``length``     | number of values in the mean; traced, 1 … capacity, or ∞                    |
 | C      | ``capacity``   | the longest finite L; the ring has C + 1 slots; 0: no ring, L = ∞           |
-| t      | ``index``      | number of pushes so far; value i is in slot i mod (C + 1)                   |
+| t      | ``num_pushed`` | number of pushes so far; value i is in slot i mod (C + 1)                   |
 | f      | ``first``      | index of the oldest value in the sum                                        |
 | Σ, δ   | ``total``,     | the sum in two floats; see :mod:`smoothgrad_jax.core.compensated`           |
 |        | ``residue``    |                                                                             |
@@ -32,7 +32,7 @@ Reference: Mandt and Blei, *Smoothed Gradients for Stochastic Variational Infere
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +51,7 @@ class MovingState(NamedTuple):
 
     Attributes:
       buffer: The ring; every leaf is ``[capacity + 1, ...]`` (``[0, ...]`` for capacity 0).
-      index: t, the number of values pushed, int32.
+      num_pushed: t, the number of values pushed, int32.
       first: f, the index of the oldest value in the sum, int32.
       total: Σ, the sum of the values f … t − 1, rounded.
       residue: δ, the rounding errors of ``total``.
@@ -60,7 +60,7 @@ class MovingState(NamedTuple):
     """
 
     buffer: PyTree
-    index: jax.Array
+    num_pushed: jax.Array
     first: jax.Array
     total: PyTree
     residue: PyTree
@@ -117,7 +117,7 @@ class Moving:
         zeros = jax.tree.map(lambda leaf: window_kind.zeros_like(leaf, window_kind.sum_dtype(leaf.dtype)), template)
         return MovingState(
             buffer=jax.tree.map(ring, template),
-            index=jnp.zeros((), jnp.int32),
+            num_pushed=jnp.zeros((), jnp.int32),
             first=jnp.zeros((), jnp.int32),
             total=zeros,
             residue=jax.tree.map(jnp.zeros_like, zeros),  # its own memory, so that both can be donated
@@ -144,7 +144,7 @@ class Moving:
 
     def mean(self, state: MovingState, length: Numeric | None = None, *, warmup: Warmup = "mean") -> PyTree:
         """Return the mean that the last push returned, in the dtype of the sum."""
-        count = state.index - state.first
+        count = state.num_pushed - state.first
         if warmup == "zeros" and state.capacity:
             length, infinite = _integer_length(length, state.capacity)
             count = jnp.where(infinite, count, length)
@@ -166,9 +166,10 @@ class Moving:
     def vmap_axes(self) -> MovingState:
         """Return ``in_axes`` for the state of several runs that are pushed in step.
 
-        The index is the same for all runs and has no axis, so that the write is one copy and not a scatter.
+        All runs have the same number of pushes, which has no axis, so that the write is one copy and not a scatter.
         """
-        return MovingState(buffer=0, index=None, first=0, total=0, residue=0, negative=0, nonfinite=0)
+        axes: dict[str, Any] = dict.fromkeys(MovingState._fields, 0)
+        return MovingState(**axes | {"num_pushed": None})
 
 
 def _push_everything(state, value):
@@ -181,7 +182,7 @@ def _push_ring(state, value, length):
     capacity = state.capacity
     slots = capacity + 1
     turns = min(_REBUILD_TURNS * slots, 2**31 - 1)  # int32, as t
-    t = state.index
+    t = state.num_pushed
     length, infinite = _integer_length(length, capacity)
 
     # Round to the slot's dtype before adding: what is added is exactly what is later subtracted.
@@ -277,9 +278,9 @@ def _update_sums_in_turn(size, batched, ring, run, total, residue, move):
 def _advance(state, value, buffer, first, total, residue):
     # One reduction answers both questions: the smallest entry, −∞ if one is not finite.
     smallest = [jnp.min(jnp.where(jnp.isfinite(v), v.real, -jnp.inf), initial=0) for v in jax.tree.leaves(value)]
-    negative = jnp.where(jnp.stack([low < 0 for low in smallest]), state.index, state.negative)
-    nonfinite = jnp.where(jnp.stack([low == -jnp.inf for low in smallest]).any(), state.index, state.nonfinite)
-    return MovingState(buffer, state.index + 1, first, total, residue, negative, nonfinite)
+    negative = jnp.where(jnp.stack([low < 0 for low in smallest]), state.num_pushed, state.negative)
+    nonfinite = jnp.where(jnp.stack([low == -jnp.inf for low in smallest]).any(), state.num_pushed, state.nonfinite)
+    return MovingState(buffer, state.num_pushed + 1, first, total, residue, negative, nonfinite)
 
 
 def _write(array, value, index):

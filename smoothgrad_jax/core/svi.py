@@ -21,9 +21,8 @@ function ``(params, batch) -> (stats, info)`` and a prior.
 Reference: Mandt and Blei, *Smoothed Gradients for Stochastic Variational Inference*, NIPS 2014.
 """
 
-import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -78,50 +77,14 @@ def init(params: PyTree, window: Window | float | None = None, *, dtype: DTypeLi
     return SVIState(params, kind.init(params), jnp.zeros((), jnp.int32))
 
 
-def export(state: SVIState) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The state as arrays and as facts that JSON can hold; it stays as it is.
-
-    Nothing is copied on a CPU: the arrays are views. While one is held, a step that would write there copies first.
-    """
-    leaves = jax.tree_util.tree_leaves_with_path(state)
-    facts = {
-        "exponential": isinstance(state.window, _window.ExponentialState),
-        "step": int(state.step),
-        "paths": [jax.tree_util.keystr(path) for path, _ in leaves],
-    }
-    return {f"leaf{i}": np.asarray(leaf) for i, (_, leaf) in enumerate(leaves)}, facts
-
-
-def restore(arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], like: Any = None) -> SVIState:
-    """The state of which :func:`export` made these; a run goes on from it to the same bits.
-
-    Args:
-      arrays, facts: From :func:`export`.
-      like: A pytree with the structure of the parameters, if they are more than one array: a file cannot tell it.
-    """
-    like = jax.tree.map(lambda _: 0, like) if like is not None else 0
-    if facts["exponential"]:
-        window = _window.ExponentialState(mean=like, weight=0)
-    else:
-        window = _window.MovingState(buffer=like, index=0, first=0, total=like, residue=like, negative=0, nonfinite=0)
-    leaves, structure = jax.tree_util.tree_flatten_with_path(SVIState(params=like, window=window, step=0))
-    paths = [jax.tree_util.keystr(path) for path, _ in leaves]
-    if paths != facts["paths"]:
-        odd = next(a or b for a, b in itertools.zip_longest(facts["paths"], paths) if a != b)
-        raise ValueError(f"this state is of a model with other parameters: see {odd}; give its parameters as like=")
-    values = [arrays[f"leaf{i}"] for i in range(len(paths))]
-    if any(value.dtype in (np.float64, np.complex128) for value in values) and not jax.config.jax_enable_x64:
-        raise ValueError("this state is of a run in float64: go on under jax.enable_x64(True)")
-    return jax.tree.unflatten(structure, [jnp.array(np.asarray(value)) for value in values])
-
-
 def vmap_axes(window: Window | float = math.inf) -> SVIState:
     """Return ``in_axes`` and ``out_axes`` for a ``vmap`` of :func:`global_step` over runs that step together.
 
     Args:
       window: The window kind of the runs; for moving windows the axes do not depend on the capacity.
     """
-    return SVIState(params=0, window=_window.as_kind(window).vmap_axes(), step=None)
+    no_axis: Any = None
+    return SVIState(params=0, window=_window.as_kind(window).vmap_axes(), step=no_axis)
 
 
 def global_step(
@@ -155,7 +118,7 @@ def global_step(
     """
     if callable(rho) or callable(length):
         raise ValueError("global_step takes numbers: call a schedule with state.step, or give it to run")
-    if np.ndim(rho) or np.ndim(length):
+    if np.ndim(rho) or (length is not None and np.ndim(length)):
         raise ValueError(f"rho and length must be single numbers, got {rho} and {length}; run takes one per step")
     check_rho(rho)
     if jax.tree.leaves(stats):
@@ -221,10 +184,10 @@ def run(
     if not hasattr(state, "window"):
         raise ValueError(f"expected a state, got {type(state).__name__}; init(params, capacity) makes one")
     steps = state.step + jnp.arange(_num_steps(batches), dtype=jnp.int32)
-    rho, length = _rho_per_step(rho, steps), _per_step("length", length, steps)
-    state.window.kind.check_lengths(length)
+    rhos, lengths = _rho_per_step(rho, steps), _per_step("length", length, steps)
+    state.window.kind.check_lengths(lengths)
     program = _donating_run if donate else _run
-    return program(model, state, batches, rho, length, warmup, record, update)
+    return program(model, state, batches, rhos, lengths, warmup, record, update)
 
 
 def sweep(
@@ -270,8 +233,8 @@ def sweep(
     params = jax.tree.map(jnp.asarray, params)
     size = len(lengths)
     _check_memory(size * _nbytes(jax.eval_shape(kind.init, params)), size, kind.capacity, memory_limit)
-    rho = _rho_per_step(rho, jnp.arange(_num_steps(batches), dtype=jnp.int32))
-    inputs = (model, params, batches, rho, jnp.asarray(lengths, float))
+    rhos = _rho_per_step(rho, jnp.arange(_num_steps(batches), dtype=jnp.int32))
+    inputs = (model, params, batches, rhos, jnp.asarray(lengths, float))
     options = {"kind": kind, "warmup": warmup, "record": record}
     _check_memory(_nbytes(_sweep.eval_shape(*inputs, **options)), size, kind.capacity, memory_limit)
     return _sweep(*inputs, **options)

@@ -41,11 +41,11 @@ class WindowMeanState(NamedTuple):
     """State of :func:`window_mean`.
 
     Attributes:
-      count: Number of updates so far, int32.
+      step: Number of updates so far, int32.
       window: The stored updates and their mean.
     """
 
-    count: jax.Array
+    step: jax.Array
     window: WindowState
 
 
@@ -82,9 +82,9 @@ def window_mean(
 
     def update_fn(updates, state, params=None, **extra_args):
         del params, extra_args
-        now = each(state.count) if callable(each) else each
+        now = each(state.step) if callable(each) else each
         mean, inner = kind.push(state.window, updates, now, warmup=warmup)
-        return mean, WindowMeanState(optax.safe_increment(state.count), inner)
+        return mean, WindowMeanState(optax.safe_increment(state.step), inner)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 

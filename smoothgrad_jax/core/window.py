@@ -40,7 +40,7 @@ __all__ = [
 _State = TypeVar("_State", bound=WindowState)
 
 
-def as_kind(window: Window | float, *, dtype: DTypeLike | None = None) -> Window:
+def as_kind(window: Window | float | None, *, dtype: DTypeLike | None = None) -> Window:
     """Return a window kind, from a kind or from the capacity of a moving window.
 
     Args:

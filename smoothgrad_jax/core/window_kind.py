@@ -63,7 +63,7 @@ def check_number(option: str, value: ArrayLike) -> np.ndarray:
     return array.astype(float)
 
 
-def check_lengths(lengths: ArrayLike, capacity: int | None = None) -> None:
+def check_lengths(lengths: ArrayLike | Schedule, capacity: int | None = None) -> None:
     """Raise an error for a length that is known now and that a window cannot use.
 
     Args:
@@ -114,7 +114,8 @@ def sum_dtype(dtype: np.dtype) -> np.dtype:
 
 def check_value(template: PyTree, value: PyTree) -> None:
     """Raise an error unless a value has the structure and the shapes that a state was made for."""
-    known, given = jax.tree.structure(template), jax.tree.structure(value)
+    known: Any = jax.tree.structure(template)
+    given: Any = jax.tree.structure(value)
     if known != given:
         raise ValueError(f"the window was made for values like {known}, got {given}")
     pairs = zip(jax.tree_util.tree_leaves_with_path(template), jax.tree.leaves(value), strict=True)

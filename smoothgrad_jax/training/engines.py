@@ -129,7 +129,7 @@ class AdaptiveState(NamedTuple):
     """
 
     state: svi.SVIState
-    rule: adaptive.Delayed
+    rule: adaptive.DelayedRule
 
 
 def choose_engine(model: Model, start: PyTree, options: EngineOptions) -> Engine:
@@ -181,7 +181,7 @@ class RowSparseEngine:
         self._pool = ThreadPoolExecutor(len(self._state.partitions), thread_name_prefix="rows")
         self._workspace = Workspace()
         self._infos: deque[RowInfo] = deque()
-        self._buckets = None if self._state.rule is None else adaptive.buckets(self._state.num_words)[0]
+        self._buckets = None if self._state.rule is None else adaptive.hash_buckets(self._state.num_words)[0]
         self.length: float | None = None
 
     def _set_hyperparameters(self, model: RowSparseModel) -> None:
@@ -285,7 +285,7 @@ class DenseEngine:
         window = options.window
         if options.threads not in (None, 1):
             raise OptionError("threads", "has no effect here: the dense engine runs in one thread")
-        self._rule: adaptive.Delayed | None = start.rule if isinstance(start, AdaptiveState) else None
+        self._rule: adaptive.DelayedRule | None = start.rule if isinstance(start, AdaptiveState) else None
         if isinstance(start, svi.SVIState | AdaptiveState):
             self._state = start.state if isinstance(start, AdaptiveState) else start
             model = _checked(model, self._state.params, options.num_words)
@@ -296,7 +296,7 @@ class DenseEngine:
             model = _checked(model, start, options.num_words)
             self._state = svi.init(start, _dense_kind(options))
             if isinstance(window, Adaptive):
-                self._rule = adaptive.delayed(window, jax.eval_shape(adaptive.sketch, self._state.params))
+                self._rule = adaptive.init_delayed(window, jax.eval_shape(adaptive.sketch, self._state.params))
         _check_rule(self._rule, window)
         self._model, self._warmup = model, options.warmup
         self._key = options.key if getattr(model, "uses_key", False) else None
@@ -330,8 +330,8 @@ class DenseEngine:
             raise _not_finite(self.step)
         self.length = length
         if self._rule is not None:
-            chosen, rule = adaptive.take(self._rule, rho)
-            self._rule = adaptive.Delayed(rule, (_sketch(stats),), np.ones(()))
+            chosen, rule = adaptive.next_length(self._rule, rho)
+            self._rule = adaptive.delay(rule, (_sketch(stats),), 1.0)
             # As in the row-sparse engine, a window that grows does not take values back, though they are stored here.
             self.length, length = float(chosen), min(chosen, self._num_values() + 1)
         self._state = svi.global_step(
@@ -341,7 +341,7 @@ class DenseEngine:
     def _num_values(self) -> int:
         """Return the number of values in the moving window of an adaptive run."""
         window = self._state.window
-        return int(window.index - window.first) if isinstance(window, MovingState) else 0
+        return int(window.num_pushed - window.first) if isinstance(window, MovingState) else 0
 
     def wait(self) -> None:
         """Wait until the last step has ended."""

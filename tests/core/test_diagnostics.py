@@ -132,7 +132,7 @@ def test_lengths_side_by_side_in_chunks_are_single_runs(update):
     states, first = chunk(states, batches[:6])
     states, last = chunk(states, batches[6:])
     assert chunk._cache_size() == 1
-    assert states.step.shape == states.window.index.shape == states.full.index.shape == ()
+    assert states.step.shape == states.window.num_pushed.shape == states.full.num_pushed.shape == ()
     for i, length in enumerate(lengths):
         alone, errors = one(init(lam, 4), batches, float(length))
         np.testing.assert_allclose(states.params[i], alone.params, rtol=1e-5)

@@ -89,8 +89,8 @@ def test_map_params_reaches_the_ring_and_the_sum():
     state = optax.tree.map_params(transform, lambda leaf: leaf + 1, transform.init(PARAMS))
     np.testing.assert_array_equal(state.window.buffer["a"], 1)
     np.testing.assert_array_equal(state.window.total["a"], 1)
-    assert int(state.window.index) == 0
-    assert int(state.count) == 0
+    assert int(state.window.num_pushed) == 0
+    assert int(state.step) == 0
 
 
 def test_window_mean_averages(rng):
@@ -101,7 +101,7 @@ def test_window_mean_averages(rng):
         mean, state = transform.update(value, state)
         held = values[max(t - 2, 0) : t + 1]
         chex.assert_trees_all_close(mean, jax.tree.map(lambda *x: sum(x) / len(x), *held), rtol=1e-6)
-    assert int(state.count) == 7
+    assert int(state.step) == 7
 
 
 @pytest.mark.parametrize("length", [pytest.param(1, marks=pytest.mark.slow), 4, math.inf])

@@ -338,7 +338,7 @@ def test_in_place_in_scan(empty):
 
 
 @pytest.mark.parametrize(
-    "axes", [Moving(0).vmap_axes(), Moving(0).vmap_axes()._replace(index=0)], ids=["one clock", "own clocks"]
+    "axes", [Moving(0).vmap_axes(), Moving(0).vmap_axes()._replace(num_pushed=0)], ids=["one clock", "own clocks"]
 )
 def test_in_place_under_vmap_over_lengths(axes, empty):
     lengths = jnp.array([1, 3, 10, 20])

@@ -97,7 +97,7 @@ def test_statistics_that_are_not_finite_begin_the_rule_anew(run):
     training = fit([*run.batches[:3], bad, *run.batches[4:]], LDA(0.3, 0.2, D), run.lam, window=WINDOW, threads=1)
     with pytest.raises(NotFiniteError, match="step 3"):
         training.finish()
-    assert training.state.rule.state.index == 0
+    assert training.state.rule.state.num_sketches == 0
     assert adaptive.spec_of(training.state.rule.state) == WINDOW
 
 

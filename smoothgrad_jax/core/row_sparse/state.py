@@ -93,7 +93,7 @@ class RowSparseState(NamedTuple):
     slots: tuple[WindowSlot, ...] | None
     leaving: tuple[WindowSlot, ...]
     entering: EnteringStatistics | None
-    rule: adaptive.Delayed | None = None
+    rule: adaptive.DelayedRule | None = None
     rest: PyTree = None
 
     @property
@@ -181,8 +181,8 @@ def init_rows(
     total = lam.sum(0, dtype=np.float64, keepdims=True).astype(lam.dtype)
     rule = None
     if window is not None:
-        _, num_buckets = adaptive.buckets(len(lam))
-        rule = adaptive.delayed(window, jax.ShapeDtypeStruct((num_buckets * lam.shape[1],), lam.dtype))
+        _, num_buckets = adaptive.hash_buckets(len(lam))
+        rule = adaptive.init_delayed(window, jax.ShapeDtypeStruct((num_buckets * lam.shape[1],), lam.dtype))
     return RowSparseState(
         partitions=tuple(_append_columns(lam[s::num_partitions]) for s in range(num_partitions)),
         totals=tuple(_append_columns(total) for _ in range(num_partitions)),
@@ -222,7 +222,7 @@ def partition_batch(batch: RowBatch, num_partitions: int, buckets: np.ndarray | 
     Args:
       batch: The minibatch.
       num_partitions: S.
-      buckets: Hash bucket of every word [V], from :func:`smoothgrad_jax.adaptive.buckets`, for an adaptive window.
+      buckets: Hash bucket of every word [V], from :func:`smoothgrad_jax.adaptive.hash_buckets`, for an adaptive window.
     """
     used = batch.vocabulary[: batch.num_used]
     members = [np.flatnonzero(used % num_partitions == s) for s in range(num_partitions)]

@@ -156,7 +156,7 @@ def step(
         entering=EnteringStatistics(
             batch.words, tuple(result.sums for result in results), np.asarray(scale, np.float64), totals
         ),
-        rule=None if rule is None else adaptive.Delayed(rule, sketches, np.asarray(scale, np.float64)),
+        rule=None if rule is None else adaptive.delay(rule, sketches, scale),
         rest=_step_rest(state.rest, results, options, rho, length),
     ), info
 
@@ -219,8 +219,8 @@ def _choose_length(state, batch, kernel, rho, length):
     if state.rule is None:
         return None, length, None
     # Before any program is started: the length of the next step must not wait for this step.
-    length, rule = adaptive.take(state.rule, rho)
-    num_buckets = rule.before.shape[1] // state.num_columns
+    length, rule = adaptive.next_length(state.rule, rho)
+    num_buckets = rule.previous.shape[1] // state.num_columns
     empty = np.zeros((2 * num_buckets, kernel.width()), state.dtype)
     return rule, length, (empty, batch.buckets)
 
@@ -351,7 +351,7 @@ def _fit(kernel, features, total, rest, batch, bounds, memory, key, sketching):
     sketch = None
     if sketching is not None:
         empty, bucket = sketching
-        sketch = adaptive.fill(empty, result.sums, bucket)[:, :columns].ravel()
+        sketch = adaptive.sum_buckets(empty, result.sums, bucket)[:, :columns].ravel()
     return result, sketch
 
 
