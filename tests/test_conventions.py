@@ -1,12 +1,15 @@
-"""Conventions of the code base that a machine can check."""
+"""The conventions of the code base that a program can check."""
 
 import ast
+import doctest
 import importlib
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import optax
 import pytest
 
 import smoothgrad_jax
@@ -23,7 +26,7 @@ LAYERS = {
     "training": {"core", "data", "models"},
     "app": {"core", "data", "models", "training"},
 }
-# Packages that a layer may import beside the standard library.
+# Packages that a layer may import besides the standard library.
 PACKAGES = {
     "core": {"jax", "numpy", "optax", "chex"},
     "data": {"jax", "numpy", "scipy", "sklearn", "joblib"},
@@ -38,13 +41,13 @@ def layer_of(path):
 
 
 def imports(path):
-    """Modules that a file imports, anywhere in it."""
+    """Return the modules that a file imports, also inside functions."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path.name}: a relative import hides which layer it means"
+            assert node.level == 0, f"{path.name}: relative imports hide the layer"
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
     return found
 
@@ -95,6 +98,10 @@ def test_public_functions_are_documented(path):
             assert ast.get_docstring(node), f"{path.name}: {node.name} has no docstring"
 
 
+def test_the_readme_stays_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+
+
 @pytest.mark.parametrize(
     "path", sorted(p for d in ("smoothgrad_jax", "tests", "experiments") for p in (ROOT / d).rglob("*.py"))
 )
@@ -117,27 +124,16 @@ def test_import_changes_no_configuration_and_starts_no_backend():
 
 
 @pytest.mark.slow
-def test_strict_modes():
+def test_jax_strict_modes():
     modes = {"JAX_NUMPY_RANK_PROMOTION": "raise", "JAX_NUMPY_DTYPE_PROMOTION": "strict", "PYTHONPATH": str(ROOT)}
     program = [sys.executable, "-W", "error", ROOT / "tests" / "strict.py"]
     subprocess.run(program, check=True, cwd=ROOT, env=os.environ | modes)
 
 
-def test_doctests():
-    import doctest
-
-    import jax.numpy as jnp
-    import optax
-
-    from smoothgrad_jax.app import estimator
-    from smoothgrad_jax.core import adaptive
-    from smoothgrad_jax.core import transformation as transform
-    from smoothgrad_jax.data import batches as documents
-    from smoothgrad_jax.data import corpus, text
-    from smoothgrad_jax.models.lda import inference, priors
-
-    names = {"jnp": jnp, "optax": optax}
-    for module in (adaptive, corpus, documents, estimator, inference, priors, text, transform):
-        result = doctest.testmod(module, extraglobs=names, optionflags=doctest.ELLIPSIS)
-        assert result.attempted > 0
-        assert result.failed == 0
+@pytest.mark.parametrize("path", [path for path in FILES if ">>> " in path.read_text()], ids=lambda path: path.stem)
+def test_doctests(path):
+    module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    names = {"jnp": jax.numpy, "optax": optax}
+    result = doctest.testmod(module, extraglobs=names, optionflags=doctest.ELLIPSIS)
+    assert result.attempted > 0
+    assert result.failed == 0
