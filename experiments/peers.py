@@ -83,7 +83,7 @@ def train_ours(X, spec, watch):
 
     def one_pass(watch):
         watch.start()
-        run = our_run(corpus, X.shape[1], spec, passes=1, every=spec["every"])
+        run = our_run(corpus, X.shape[1], spec, passes=1, report_every=spec["every"])
         for progress in run:
             if progress.step in spec["marks"]:
                 watch.mark(progress.documents, lambda: run.params.T)
@@ -108,7 +108,7 @@ def train_first(X, spec, watch):
     corpus = Corpus.of(X)
     watch.start()
     steps = spec["marks"][-1]
-    run = our_run(corpus, X.shape[1], spec, steps=steps, every=steps)
+    run = our_run(corpus, X.shape[1], spec, steps=steps, report_every=steps)
     for progress in run:
         watch.mark(progress.documents, lambda: run.params.T)
     return {"imported_seconds": imported, "first_seconds": time.time() - spec["started"]}
@@ -123,14 +123,12 @@ def our_run(corpus, num_words, spec, **length):
     key_topics, key_order = jax.random.split(jax.random.key(spec["seed"]))
     return fit(
         corpus,
-        LDA(spec["alpha"], spec["eta"], spec["documents"]),
+        LDA(spec["alpha"], spec["eta"], spec["documents"], spec["tolerance"], spec["max_iter"]),
         init_topics(key_topics, num_words, spec["topics"]),
         window=spec["window"],
         rho=robbins_monro(spec["tau"], spec["kappa"]),
         batch_size=spec["batch"],
         key=key_order,
-        tol=spec["tolerance"],
-        max_iter=spec["max_iter"],
         **length,
     )
 

@@ -38,6 +38,7 @@ from smoothgrad_jax import (
     Adaptive,
     Checkpoints,
     Corpus,
+    Exponential,
     __version__,
     fit,
     init_topics,
@@ -273,11 +274,11 @@ def _start(data, setting, model, key, options):
 def _window(setting, steps):
     """Return the arguments of ``fit`` that select the window."""
     length, switch = setting.window, setting.switch
-    slots = {} if setting.slots == "float32" else {"dtype": jnp.dtype(setting.slots)}
+    slots = {} if setting.slots == "float32" else {"slots": setting.slots}
     if setting.kind == "mean":
         return {"window": length, **slots}
     if setting.kind == "exponential":
-        return {"window": length, "exponential": True}
+        return {"window": Exponential(length)}
     if setting.kind == "phase out":
         return {"window": phase_out(int(length), steps // 2, max(steps - steps // 10, steps // 2 + 1)), **slots}
     if setting.kind == "adaptive":

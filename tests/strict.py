@@ -1,4 +1,4 @@
-"""Every public function once, with jax in its strictest modes; run by test_conventions in a process of its own."""
+"""Call every public function once in jax's strictest modes; test_conventions runs this in its own process."""
 
 import math
 

@@ -162,7 +162,7 @@ def test_the_parts_of_a_step_are_timed(monkeypatch):
     times, facts = anatomy.measure(Corpus.of(documents(200)), 0.5, 0.5)
     assert {len(each) for each in times.values()} <= {2, 3}
     assert all(second > 0 for each in times.values() for second in each)
-    assert 0 < facts["words in a minibatch"] <= 30
+    assert 0 < facts["words per minibatch"] <= 30
 
 
 def test_held_out_verdict_counts_seeds():
