@@ -1,232 +1,345 @@
-"""A run of LDA from settings that JSON can hold: documents set aside, steps, history, checkpoints, and the model.
+"""A run of LDA from :class:`~smoothgrad_jax.training.settings.Settings`; the command and the estimator use it.
 
-    run = Run(stored, settings(corpus.num_docs, {"topics": 20}) | provenance(stored))
+    run = Run(corpus, settings.resolve(corpus.num_docs), lam, key=key, rng=rng)
     run.train()
-    save_model("model", run.model())
+    run.params, run.model
 
-The settings, the corpus and the number of steps taken determine all that follows: a run that goes on from a checkpoint
-ends where it would have ended, bit for bit on the same machine.
-
-| setting                  | meaning                                                                                  |
-|--------------------------|------------------------------------------------------------------------------------------|
-| topics, window           | K, L (a number, or "inf")                                                                |
-| batch_size, tau, kappa   | B, and ρ_t = (τ + t)^−κ                                                                  |
-| alpha, eta               | priors                                                                                   |
-| passes                   | over the documents that are not set aside                                                |
-| held_out                 | number of documents that are set aside and scored                                        |
-| seed                     | of the topics to start from, the documents set aside, and the order of the others        |
-| slots                    | how the window is kept: float32, bfloat16 or uint8                                       |
+The run holds documents out and scores them, learns priors, stops early, keeps a history and writes checkpoints. The
+settings, the corpus and the number of steps determine the result: a run that continues from a checkpoint of
+:meth:`Run.train` ends with the same λ as an uninterrupted one, bit for bit on the same machine. One exception: priors
+are learned at the reports, so Ctrl-C between two reports shifts the later updates of learned priors.
 """
 
-import hashlib
-import json
 import math
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import jax
 import numpy as np
+import numpy.typing as npt
 
 from smoothgrad_jax.app import saved
-from smoothgrad_jax.app.saved import SavedModel
-from smoothgrad_jax.core import schedules
-from smoothgrad_jax.data.sampling import default_batch_size
-from smoothgrad_jax.models.lda.model import LDA
-from smoothgrad_jax.models.lda.topics import seed_topics
-from smoothgrad_jax.training import driver as training
+from smoothgrad_jax.app.saved import Checkpoint, Checkpoints
+from smoothgrad_jax.core.exponential_window import Exponential
+from smoothgrad_jax.core.schedules import robbins_monro
+from smoothgrad_jax.core.types import Array, ArrayLike, PRNGKey, PyTree
+from smoothgrad_jax.data.corpus import Corpus
+from smoothgrad_jax.models import inference, lda, priors
+from smoothgrad_jax.models.lda import LDA
+from smoothgrad_jax.training import driver
+from smoothgrad_jax.training.driver import Progress
+from smoothgrad_jax.training.settings import DEFAULTS, OPTIONS, Settings, window_object
 
-# Chosen by held-out score on four corpora: experiments/defaults.py.
-DEFAULTS = {
-    "topics": 50,
-    "window": 10,
-    "kappa": 0.7,
-    "alpha": 0.1,
-    "eta": 0.1,
-    "seed": 0,
-    "slots": "float32",
-}
-_PASSES, _ENOUGH = 10, 1_000_000  # passes, unless fewer show that many documents
-_HELD_OUT, _MOST_HELD_OUT = 0.05, 1_000  # share of the documents, and number
-_SEEDS = 10_000  # documents that topics are seeded from
-_SCORES = 20  # of the held-out documents during a run
+_SEED_DOCUMENTS = 10_000  # documents from which the first topics are made
+_SCORES = 20  # held-out scores per run
+_PRIOR_DOCUMENTS = 512  # documents per update of α
+_PRIOR_UPDATES = 100  # largest number of updates of learned priors per run
+_STEPS_PER_UPDATE = 5  # smallest number of steps between two of them
+_PRIOR_WEIGHT = 0.1  # weight of the newest documents in the moving average to which α is fitted
+
+Record = dict[str, Any]  # step, passes, seconds, rate and score of one report
+Watch = Callable[[Iterator[Progress]], Iterator[Progress]]
 
 
-def settings(num_docs: int, given: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings of a run: what is given, and what is chosen for the rest.
+def hold_out(rng: np.random.Generator, num_docs: int, number: int) -> tuple[npt.NDArray, npt.NDArray]:
+    """Return the documents to train on and those to hold out, each in increasing order.
 
     Args:
-      num_docs: Documents in the corpus.
-      given: Some settings; None is not given.
+      rng: Source of randomness.
+      num_docs: D.
+      number: Documents to hold out.
+    """
+    order = rng.permutation(num_docs).astype(np.int32 if num_docs < 2**31 else np.int64)
+    held_out, documents = np.split(order, [number])
+    return np.sort(documents), np.sort(held_out)
+
+
+def first_topics(
+    key: PRNGKey, corpus: Corpus, num_topics: int, documents: npt.NDArray | None = None, num_docs: int | None = None
+) -> Array:
+    """Return λ [V, K] to start from, seeded with documents of the corpus.
+
+    Args:
+      key: A random key.
+      corpus: The counts.
+      num_topics: K.
+      documents: Documents to choose from; of many, some that are spread evenly. By default all of the corpus.
+      num_docs: Number of documents that λ stands for; by default those to choose from.
+    """
+    if documents is None:
+        return lda.seed_topics(key, corpus, num_topics, num_docs=num_docs)
+    some = corpus.select(documents[:: -(-documents.size // _SEED_DOCUMENTS)])
+    return lda.seed_topics(key, some, num_topics, num_docs=num_docs or documents.size)
+
+
+def step_size(settings: Settings) -> float | Callable[[Any], Any]:
+    """Return ρ of resolved settings: a number or a schedule of the step number."""
+    if settings.rho is not None:
+        return settings.rho
+    assert settings.tau is not None, "the settings must be resolved"
+    return robbins_monro(settings.tau, settings.kappa)
+
+
+def first_model(settings: Settings, num_docs: float) -> LDA:
+    """Return the model with the priors of the settings; learned priors start from the defaults."""
+    alpha = DEFAULTS.alpha if isinstance(settings.alpha, str) else settings.alpha
+    eta = DEFAULTS.eta if isinstance(settings.eta, str) else settings.eta
+    return LDA(alpha, eta, num_docs)
+
+
+def local_options(settings: Settings) -> dict[str, Any]:
+    """Return the options with which documents are fitted outside of training."""
+    return {"tol": settings.local_tol, "max_iter": settings.local_max_iter, "threads": settings.threads}
+
+
+def check_resumable(checkpoint: Checkpoint, settings: Settings, facts: Mapping[str, Any]) -> None:
+    """Refuse to continue a checkpoint with other settings or another corpus.
+
+    Args:
+      checkpoint: The checkpoint.
+      settings: Resolved settings of the new run; passes, seconds, threads and checkpoint_every may differ.
+      facts: What else :meth:`Run.train` stores, such as a fingerprint of the corpus.
 
     Raises:
-      ValueError: More documents are to be held out than there are.
+      LoadError: Which names every setting that differs, with both values.
     """
-    chosen = DEFAULTS | {
-        "passes": min(_PASSES, max(1, math.ceil(_ENOUGH / num_docs))),
-        "held_out": min(_MOST_HELD_OUT, int(_HELD_OUT * num_docs)),
-    }
-    chosen |= {name: value for name, value in given.items() if value is not None}
-    left = num_docs - chosen["held_out"]
-    chosen.setdefault("batch_size", default_batch_size(left))
-    chosen.setdefault("tau", schedules.default_delay(left / chosen["batch_size"]))
-    if not 0 <= chosen["held_out"] < num_docs:
-        raise ValueError(f"{chosen['held_out']:,} documents are to be held out, and there are {num_docs:,}")
-    if chosen["window"] == math.inf:
-        chosen["window"] = "inf"
-    return chosen
+    ignored = {"learned"} | {name for name, option in OPTIONS.items() if option.may_change}
+    pair = (checkpoint.settings, settings.as_json() | dict(facts))
+    then, now = ({name: value for name, value in each.items() if name not in ignored} for each in pair)
+    saved.check_same(then, now)
 
 
-def provenance(stored: Any) -> dict[str, Any]:
-    """What counts a run is of: a mark of the corpus, and how its text was cut into words."""
-    manifest = stored.manifest
-    if "files" in manifest:  # of a folder, whose checksums are known
-        mark = hashlib.sha256(json.dumps(manifest["files"], sort_keys=True).encode()).hexdigest()[:16]
-    else:
-        mark = saved.fingerprint(stored.corpus)
-    return {"corpus": mark, "tokens": manifest["tokens"]}
+class PriorLearner:
+    """Fits α to a few documents, and η to the topics, now and then during a run.
+
+    Args:
+      settings: Which priors are learned.
+      corpus: The counts.
+      documents: Documents of the corpus to learn from; None for all.
+      rng: Chooses the documents of each update.
+    """
+
+    def __init__(
+        self, settings: Settings, corpus: Corpus, documents: npt.NDArray | None, rng: np.random.Generator
+    ) -> None:
+        self._learns_alpha, self._learns_eta = (isinstance(p, str) for p in (settings.alpha, settings.eta))
+        self._corpus, self._rng, self._options = corpus, rng, local_options(settings)
+        self._documents = np.arange(corpus.num_docs) if documents is None else documents
+        self._mean_log: npt.NDArray | None = None
+
+    def update(self, model: LDA, lam: Array) -> LDA:
+        """Return the model with learned priors."""
+        if self._learns_alpha:
+            size = min(len(self._documents), _PRIOR_DOCUMENTS)
+            some = self._documents[self._rng.choice(len(self._documents), size, replace=False)]
+            found = priors.mean_log(inference.posteriors(model, lam, self._corpus.select(some), **self._options), 1)
+            # A moving average: of many documents, but not of those that were fitted to much older topics.
+            old = self._mean_log
+            self._mean_log = found if old is None else old + _PRIOR_WEIGHT * (found - old)
+            model = model._replace(alpha=priors.fit_dirichlet(self._mean_log, model.alpha))
+        if self._learns_eta:
+            eta = priors.fit_symmetric(float(priors.mean_log(lam, 0)), len(lam), model.eta)
+            model = model._replace(eta=eta)
+        return model
+
+    def state(self, model: LDA) -> dict[str, Any]:
+        """Return what :meth:`restore` needs, as JSON can hold it."""
+        return {
+            "alpha": np.asarray(model.alpha).tolist(),
+            "eta": np.asarray(model.eta).tolist(),
+            "mean_log": None if self._mean_log is None else self._mean_log.tolist(),
+            "rng": self._rng.bit_generator.state,
+        }
+
+    def restore(self, model: LDA, state: Mapping[str, Any]) -> LDA:
+        """Continue from a state; returns the model with its priors."""
+        self._mean_log = None if state["mean_log"] is None else np.asarray(state["mean_log"])
+        self._rng.bit_generator.state = state["rng"]
+        if self._learns_alpha:
+            model = model._replace(alpha=np.asarray(state["alpha"]))
+        return model._replace(eta=state["eta"]) if self._learns_eta else model
 
 
 class Run:
-    """A run that can be watched, interrupted, and taken up again.
+    """A run that can be watched, interrupted and resumed.
 
     Args:
-      stored: A corpus with its words, :class:`smoothgrad_jax.data.store.Stored`.
-      settings: As in the table of the module; whatever else is in it is kept with the model.
-      last: A :class:`smoothgrad_jax.app.saved.Checkpoint` to go on from.
-      threads: As in :func:`smoothgrad_jax.fit`; a run that goes on has those it had.
+      corpus: The counts.
+      settings: Resolved settings.
+      params: λ [V, K] to start from; not used with a checkpoint.
+      key: Decides the order of the documents and the halves of held-out documents.
+      rng: Chooses documents for learned priors.
+      documents: Documents of the corpus to train on; None for all.
+      held_out: Counts of the documents to score, or None.
+      checkpoint: A checkpoint to continue from.
+      facts: Further entries that checkpoints store with the settings, such as a fingerprint of the corpus.
 
     Attributes:
-      steps: Number of steps in all.
-      history: A record for every score.
+      steps: Number of steps of the complete run.
+      history: One record per score.
 
     Raises:
-      ValueError: The settings do not fit.
+      OptionError: An option does not fit the data.
     """
 
-    def __init__(self, stored: Any, settings: Mapping[str, Any], last: Any = None, threads: int | None = None) -> None:
-        corpus = stored.corpus
-        self._stored, self._settings = stored, dict(settings)
-        order = np.random.default_rng(settings["seed"]).permutation(corpus.num_docs)
-        order = order.astype(np.int32 if corpus.num_docs < 2**31 else np.int64)
-        aside, rows = (np.sort(each) for each in np.split(order, [settings["held_out"]]))
-        size = min(settings["batch_size"], rows.size)
-        self.steps = max(1, math.ceil(settings["passes"] * rows.size / size))
-        first = last.step if last else 0
-        self._over = first >= self.steps
-        self.history = list(last.history) if last else []
-        self._passes_before = first * size / rows.size
-        self._seconds_before = self.history[-1]["seconds"] if self.history else 0.0  # as far as was written down
-        self._num_docs = int(rows.size)
-        key = jax.random.key(settings["seed"])
-        self._training = training.fit(
+    def __init__(
+        self,
+        corpus: Corpus,
+        settings: Settings,
+        params: ArrayLike | None,
+        *,
+        key: PRNGKey,
+        rng: np.random.Generator,
+        documents: npt.NDArray | None = None,
+        held_out: Any = None,
+        checkpoint: Checkpoint | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._settings, self._facts = settings, dict(facts or {})
+        self._num_docs = corpus.num_docs if documents is None else len(documents)
+        assert settings.batch_size is not None, "the settings must be resolved"
+        assert settings.passes is not None, "the settings must be resolved"
+        self._batch_size = min(settings.batch_size, self._num_docs)
+        self.steps = max(1, math.ceil(settings.passes * self._num_docs / self._batch_size))
+        first = checkpoint.step if checkpoint else 0
+        self.history: list[Record] = list(checkpoint.history) if checkpoint else []
+        self._earlier_passes = first * self._batch_size / self._num_docs
+        self._earlier_seconds = self.history[-1]["seconds"] if self.history else 0.0  # as far as it was recorded
+        self._is_over = first >= self.steps or self._has_converged()
+        model = first_model(settings, self._num_docs)
+        self._learner = PriorLearner(settings, corpus, documents, rng) if settings.learns_priors else None
+        if self._learner and checkpoint and "learned" in checkpoint.settings:
+            model = self._learner.restore(model, checkpoint.settings["learned"])
+        self._training = driver.fit(
             corpus,
-            LDA(settings["alpha"], settings["eta"], self._num_docs),
-            last.state if last else self._first_topics(key, rows),
-            window=float(settings["window"]),
-            rho=schedules.robbins_monro(settings["tau"], settings["kappa"]),
+            model,
+            checkpoint.state if checkpoint else params,
+            **window_options(settings.window),
+            warmup=settings.warmup,
+            rho=step_size(settings),
             steps=max(self.steps - first, 1),
-            batch_size=settings["batch_size"],
+            seconds=settings.seconds,
+            batch_size=self._batch_size,
+            replace=settings.replace,
             key=key,
-            documents=rows,
-            held_out=corpus.select(aside) if aside.size else None,
-            score_every=max(1, self.steps // _SCORES),
-            threads=None if last else threads,
-            slots=settings["slots"],
+            rows=documents,
+            held_out=held_out,
+            score_every=None if held_out is None else self._score_every(),
+            every=max(_STEPS_PER_UPDATE, self.steps // _PRIOR_UPDATES) if self._learner else None,
+            tol=settings.local_tol,
+            max_iter=settings.local_max_iter,
+            threads=settings.threads,
+            dtype=None if settings.slots is None else jax.numpy.dtype(settings.slots),
         )
-
-    def _first_topics(self, key, rows):
-        some = self._stored.corpus.select(rows[:: -(-rows.size // _SEEDS)])  # spread over all
-        return seed_topics(key, some, self._settings["topics"], num_docs=rows.size)
 
     @property
     def step(self) -> int:
-        """Steps taken."""
+        """Number of steps taken."""
         return self._training.step
 
-    def reports(self) -> Iterator[training.Progress]:
-        """Train, and pass on the reports, with passes counted from the very first step; scores go into the history.
+    @property
+    def passes(self) -> float:
+        """Number of passes over the documents so far."""
+        return self._training.step * self._batch_size / self._num_docs
 
-        Of a run that goes on from its end there are none.
+    @property
+    def params(self) -> Array:
+        """λ after the last step."""
+        return self._training.params
+
+    @property
+    def model(self) -> LDA:
+        """The model with its priors, as given or as learned so far."""
+        return self._training.model
+
+    @property
+    def state(self) -> PyTree:
+        """The training state, from which :func:`smoothgrad_jax.fit` continues."""
+        return self._training.state
+
+    def close(self) -> None:
+        """End the run; ``params`` and ``state`` stay available."""
+        self._training.close()
+
+    def reports(self) -> Iterator[Progress]:
+        """Train and yield reports, with passes and seconds counted from the first step of the complete run.
+
+        Scores are appended to the history. A run that is over yields nothing.
         """
-        for report in () if self._over else self._training:
+        for report in () if self._is_over else self._training:
+            if self._learner:
+                self._training.model = self._learner.update(self._training.model, self._training.params)
             report = report._replace(
-                passes=report.passes + self._passes_before, seconds=report.seconds + self._seconds_before
+                passes=report.passes + self._earlier_passes, seconds=report.seconds + self._earlier_seconds
             )
             if report.score is not None:
                 self.history.append(record(report))
             yield report
+            if report.score is not None and self._has_converged():
+                self.close()
+                return
 
-    def train(
-        self,
-        watch: Callable[[Iterator[training.Progress]], Iterator[Any]] = iter,
-        checkpoints: saved.Checkpoints | None = None,
-        every: float | None = 60.0,
-    ) -> bool:
+    def train(self, watch: Watch = iter, checkpoints: Checkpoints | None = None) -> bool:
         """Train to the end.
 
         Args:
-          watch: What the reports go through, such as a bar that shows them.
-          checkpoints: Where to write checkpoints: every so many seconds, when interrupted, and at the end.
-          every: Seconds; None for a checkpoint when interrupted only.
+          watch: Iterates over the reports and shows them, such as :func:`smoothgrad_jax.app.progress.watch`.
+          checkpoints: Where to write a checkpoint every ``settings.checkpoint_every`` seconds, after an interruption,
+            and at the end.
 
         Returns:
-          Whether the end was reached; Ctrl-C and SIGTERM end the run after a whole step.
+          Whether the end was reached. Ctrl-C ends the run after a complete step.
 
         Raises:
-          NotFiniteError: As :func:`smoothgrad_jax.fit`; :meth:`model` has the last good topics.
+          NotFiniteError: As :func:`smoothgrad_jax.fit`; :attr:`params` are those of the last valid step.
         """
+        every = self._settings.checkpoint_every
         finished, written = False, time.monotonic()
         try:
-            with _terminated_like_ctrl_c():
-                for _ in watch(self.reports()):
-                    if checkpoints and every is not None and time.monotonic() - written >= every:
-                        checkpoints.write(self._training, self._settings, self.history)
-                        written = time.monotonic()
-                finished = True
+            for _ in watch(self.reports()):
+                if checkpoints and every and time.monotonic() - written >= every:
+                    self._write(checkpoints)
+                    written = time.monotonic()
+            finished = True
         except KeyboardInterrupt:
-            pass  # what was learned is worth keeping
-        if checkpoints and not (finished and (every is None or self._over)):
-            checkpoints.write(self._training, self._settings, self.history)
+            pass  # the caller keeps what was learned
+        if checkpoints and not (finished and (not every or self._is_over)):
+            self._write(checkpoints)
         return finished
 
-    def model(self) -> SavedModel:
-        """The topics as they are now."""
-        lam = np.asarray(self._training.params)
-        learned = np.maximum(lam - self._settings["eta"], 0).sum(0, dtype=np.float64)
-        return SavedModel(
-            lam=lam,
-            alpha=self._settings["alpha"],
-            eta=self._settings["eta"],
-            num_docs=self._num_docs,
-            vocabulary=self._stored.vocabulary,
-            settings=self._settings,
-            history=self.history,
-            prevalence=learned / learned.sum() if learned.sum() else None,
-            word_counts=self._stored.corpus.word_counts(),
-        )
+    def settings_json(self) -> dict[str, Any]:
+        """Return the settings and the facts as JSON can hold them, for a model or a checkpoint."""
+        return self._settings.as_json() | self._facts
+
+    def _write(self, checkpoints: Checkpoints) -> None:
+        learned = {"learned": self._learner.state(self.model)} if self._learner else {}
+        checkpoints.write(self._training, self.settings_json() | learned, self.history)
+
+    def _score_every(self) -> int:
+        if self._settings.score_every is not None:
+            return self._settings.score_every
+        if self._settings.early_stopping:
+            return max(1, round(self._num_docs / self._batch_size))
+        return max(1, self.steps // _SCORES)
+
+    def _has_converged(self) -> bool:
+        """Return whether the last scores, as many as the patience, are no improvement on those before them."""
+        if not self._settings.early_stopping:
+            return False
+        scores, patience = [each["score"] for each in self.history], self._settings.patience
+        target = max(scores[:-patience], default=math.inf) + self._settings.min_improvement
+        return len(scores) > patience and max(scores[-patience:]) < target
 
 
-def record(report: training.Progress) -> dict[str, Any]:
-    """A report as the history keeps it."""
+def record(report: Progress) -> Record:
+    """Return a report as the history stores it."""
     return {name: getattr(report, name) for name in ("step", "passes", "seconds", "rate", "score")}
 
 
-@contextmanager
-def _terminated_like_ctrl_c():
-    """SIGTERM, by which clusters end what runs, is to be like Ctrl-C; only the main thread may say so."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def window_options(window: Any) -> dict[str, Any]:
+    """Return the arguments of :func:`smoothgrad_jax.fit` for a window of the settings."""
+    found = window_object(window)
+    if isinstance(found, Exponential):
+        return {"window": found.length, "exponential": True}
+    return {"window": found}

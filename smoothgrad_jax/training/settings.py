@@ -31,7 +31,7 @@ import numbers
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from smoothgrad_jax.core.errors import OptionError
 
@@ -43,6 +43,7 @@ SLOTS = ("float32", "bfloat16", "uint8")
 
 Window: TypeAlias = Any  # a number, a text form, a schedule of the step number, or a window object
 StepSize: TypeAlias = float | Callable[[Any], Any]  # a number, or a schedule of the step number
+Warmup: TypeAlias = Literal["mean", "zeros"]
 Prior: TypeAlias = Any  # a number, an array, or "auto"
 
 
@@ -59,7 +60,7 @@ class Settings:
 
     topics: int = 50
     window: Window = 10
-    warmup: str = "mean"
+    warmup: Warmup = "mean"
     slots: str | None = None
     batch_size: int | None = None
     tau: float | None = None
@@ -113,6 +114,9 @@ class Settings:
         Raises:
           OptionError: No document would be left to train on.
         """
+        from smoothgrad_jax.core.schedules import default_delay
+        from smoothgrad_jax.data.corpus import default_batch_size
+
         held_out = min(_MOST_HELD_OUT, int(_HELD_OUT_FRACTION * num_docs)) if self.held_out is None else self.held_out
         if self.early_stopping and self.held_out is None:
             held_out = max(held_out, 1)
@@ -122,7 +126,7 @@ class Settings:
             )
         num_trained = num_docs - held_out
         batch_size = default_batch_size(num_trained) if self.batch_size is None else self.batch_size
-        tau = default_tau(num_trained / batch_size) if self.tau is None and self.rho is None else self.tau
+        tau = default_delay(num_trained / batch_size) if self.tau is None and self.rho is None else self.tau
         passes = min(_DEFAULT_PASSES, max(1, math.ceil(_ENOUGH_DOCUMENTS / num_docs)))
         return replace(
             self,
@@ -213,6 +217,13 @@ def _positive(help_text: str, metavar: str, may_change: bool = False) -> Option:
     return Option(help_text, float, accepts, "a positive number", metavar, may_change)
 
 
+def _at_least_1(help_text: str, metavar: str) -> Option:
+    def accepts(value: Any) -> bool:
+        return _is_number(value) and value >= 1
+
+    return Option(help_text, float, accepts, "a number of at least 1", metavar)
+
+
 def _not_negative(help_text: str, metavar: str, may_change: bool = False) -> Option:
     def accepts(value: Any) -> bool:
         return _is_number(value) and value >= 0
@@ -274,8 +285,8 @@ OPTIONS: dict[str, Option] = {
     "warmup": _choice("while the window fills, divide by the minibatches in it (mean) or by L (zeros)", WARMUPS),
     "slots": _choice("precision of the window; a lower one saves memory where L is large (float32)", SLOTS),
     "batch_size": _integer("documents per minibatch (1/32 of the documents, from 32 to 256)", "B"),
-    "tau": _positive("offset of the step sizes (τ + t)^−κ (minibatches per pass, at most 64)", "TAU"),
-    "kappa": _positive("decay of the step sizes; in (0.5, 1] the run converges", "KAPPA"),
+    "tau": _at_least_1("offset of the step sizes (τ + t)^−κ (minibatches per pass, at most 64)", "TAU"),
+    "kappa": _not_negative("decay of the step sizes; in (0.5, 1] the run converges", "KAPPA"),
     "rho": Option(
         "constant step size instead of (τ + t)^−κ", float, _accepts_rho, "a number above 0 and at most 1", "RHO"
     ),
@@ -299,20 +310,6 @@ DEFAULT_VALUES: dict[str, Any] = {each.name: each.default for each in fields(Set
 DEFAULTS = Settings()  # chosen by held-out score: experiments/defaults.py
 
 
-def default_batch_size(num_docs: int) -> int:
-    """Return B for a corpus of ``num_docs`` documents: D/32, between 32 and 256; see ``experiments/defaults.py``."""
-    return min(max(int(num_docs) // 32, 32), 256)
-
-
-def default_tau(steps_per_pass: float) -> float:
-    """Return τ of the step sizes: the number of minibatches per pass, between 1 and 64.
-
-    Where a minibatch is a large part of the data, its statistics have little noise, and a few passes are few steps;
-    these have to be large. With B = D the first step is that of batch variational Bayes.
-    """
-    return min(max(float(steps_per_pass), 1.0), 64.0)
-
-
 def window_object(window: Any) -> Any:
     """Return what :func:`smoothgrad_jax.fit` takes as ``window``, from a value of :attr:`Settings.window`.
 
@@ -331,7 +328,7 @@ def window_object(window: Any) -> Any:
 
         return Adaptive(*arguments)
     if window.startswith("exponential"):
-        from smoothgrad_jax.core.window import Exponential
+        from smoothgrad_jax.core.exponential_window import Exponential
 
         return Exponential(*arguments)
     from smoothgrad_jax.core.schedules import phase_out

@@ -289,11 +289,16 @@ def test_verbose_shows_progress(X, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"n_components": 0}, "n_components must be a whole number of at least 1, got 0"),
-        ({"batch_size": 2.5}, "batch_size must be a whole number of at least 1, got 2.5"),
-        ({"doc_topic_prior": "learn"}, "doc_topic_prior must be a number, an array, \"auto\" or None; got 'learn'"),
-        ({"topic_word_prior": -1.0}, "eta must be positive, got -1.0"),
-        ({"learning_rate": 2.0}, "rho must lie in"),
+        ({"n_components": 0}, "n_components must be an integer of at least 1, got 0"),
+        ({"batch_size": 2.5}, "batch_size must be an integer of at least 1, got 2.5"),
+        ({"doc_topic_prior": "learn"}, "doc_topic_prior must be a positive number, an array or \"auto\", got 'learn'"),
+        ({"topic_word_prior": -1.0}, 'topic_word_prior must be a positive number, an array or "auto", got -1.0'),
+        ({"learning_rate": 2.0}, "learning_rate must be a number above 0 and at most 1, got 2.0"),
+        ({"window": "10"}, "window must be an integer of at least 1"),
+        ({"learning_rate": 0.1, "learning_offset": 5}, "learning_offset has no effect with a constant step size"),
+        ({"n_iter_no_change": 3}, "n_iter_no_change has no effect without early stopping"),
+        ({"validation_fraction": 0.2}, "validation_fraction has no effect without early stopping"),
+        ({"resume": True}, "resume has no effect without checkpoints"),
         ({"validation_fraction": 1.0}, "validation_fraction must be between 0 and 1, got 1.0"),
     ],
 )
