@@ -1,7 +1,7 @@
-"""Real text that every machine has: the documentation strings of Python itself and of the packages beneath jax.
+"""The corpus of ``smoothgrad demo``: documentation strings of Python and of the packages below jax.
 
-Sources are parsed, not imported: nothing runs. What is a document: the documentation string of a module, class or
-function that has at least twenty words.
+Every machine that runs this package has this text. One document is the documentation string of a module, class or
+function, if it has at least twenty words. The sources are parsed, not imported, so that none of their code runs.
 """
 
 import ast
@@ -23,11 +23,11 @@ PACKAGES = ("numpy", "scipy", "jax")
 _FEWEST_WORDS = 20
 _SKIPPED = {"site-packages", "dist-packages", "test", "tests", "__pycache__", "idlelib", "lib2to3", "_vendor"}
 _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-_ADDERS = {"add_newdoc", "add_docstring"}  # how numpy and scipy document what is written in C
+_DOCUMENTING_CALLS = {"add_newdoc", "add_docstring"}  # numpy and scipy document functions in C by these
 
 
-def mark(packages: Iterable[str] = PACKAGES) -> str:
-    """A short name for what :func:`collect` would find: the versions of Python and of the packages."""
+def version(packages: Iterable[str] = PACKAGES) -> str:
+    """Return a short name for the corpus of :func:`collect`: a hash of the versions of Python and of the packages."""
     versions = [platform.python_version()]
     for package in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -36,16 +36,20 @@ def mark(packages: Iterable[str] = PACKAGES) -> str:
 
 
 def collect(packages: Iterable[str] = PACKAGES) -> Iterator[tuple[str, str]]:
-    """(name, text) of every documentation string in the standard library and in those of the packages that are there.
+    """Yield (name, text) of every documentation string in the standard library and in the installed packages.
 
-    The same text is given once. Files are parsed on all cores.
+    A text that occurs several times is yielded once. Files are parsed on all cores.
+
+    Args:
+      packages: Names of packages; those that are not installed are skipped.
     """
     roots = [("", Path(sysconfig.get_path("stdlib")))]
     for package in packages:
         found = importlib.util.find_spec(package)
         if found and found.origin:
             roots.append((package, Path(found.origin).parent))
-    seen, files = set(), []
+    seen: set[str] = set()
+    files = []
     for prefix, root in roots:
         for path in sorted(root.rglob("*.py")):
             inside = path.relative_to(root)
@@ -54,26 +58,27 @@ def collect(packages: Iterable[str] = PACKAGES) -> Iterator[tuple[str, str]]:
                 files.append((path, ".".join(parts)))
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(min(8, os.cpu_count() or 1), context) as pool:
-        for found in pool.map(_documented, files, chunksize=50):
-            for name, text in found:
+        for documents in pool.map(documentation_strings, files, chunksize=50):
+            for name, text in documents:
                 if text not in seen:
                     seen.add(text)
                     yield name, text
 
 
-def _documented(file):
+def documentation_strings(file: tuple[Path, str]) -> list[tuple[str, str]]:
+    """Return (name, text) of the documentation strings in one file, given as (path, name of the module)."""
     path, module = file
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes in other people's strings
+            warnings.simplefilter("ignore")  # about invalid escapes in the sources
             tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, RecursionError, OSError):
-        return []  # a template, or a file that is broken on purpose
+        return []  # a template, or a file with a deliberate error
     return [(name, text) for name, text in _strings(module, tree) if len(text.split()) >= _FEWEST_WORDS]
 
 
-def _strings(module, tree):
-    stack = [(module, tree)]
+def _strings(module: str, tree: ast.Module) -> Iterator[tuple[str, str]]:
+    stack: list[tuple[str, ast.AST]] = [(module, tree)]
     while stack:
         name, node = stack.pop()
         if isinstance(node, _DOCUMENTED):
@@ -87,10 +92,10 @@ def _strings(module, tree):
                     yield from _added(name, child.value)
 
 
-def _added(module, call):
-    """What a call ``add_newdoc("module", "name", "text")`` says."""
+def _added(module: str, call: ast.Call) -> Iterator[tuple[str, str]]:
+    """Yield the documentation string of a call ``add_newdoc("module", "name", "text")``."""
     function = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", None)
-    if function not in _ADDERS:
+    if function not in _DOCUMENTING_CALLS:
         return
     strings = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
     texts = [text for text in strings if len(text.split()) >= _FEWEST_WORDS]

@@ -115,7 +115,7 @@ class Settings:
           OptionError: No document would be left to train on.
         """
         from smoothgrad_jax.core.schedules import default_delay
-        from smoothgrad_jax.data.corpus import default_batch_size
+        from smoothgrad_jax.data.sampling import default_batch_size
 
         held_out = min(_MOST_HELD_OUT, int(_HELD_OUT_FRACTION * num_docs)) if self.held_out is None else self.held_out
         if self.early_stopping and self.held_out is None:

@@ -1,4 +1,4 @@
-"""The command: from files to files, what scripts see, interruption, and what goes wrong in one line."""
+"""The command: its files and JSON output, interruption and resumption, and one-line errors."""
 
 import gzip
 import json
@@ -13,10 +13,8 @@ import numpy as np
 import pytest
 
 from smoothgrad_jax import load_model
-from smoothgrad_jax.app import cli, progress
-from smoothgrad_jax.app import demo_corpus as docstrings
+from smoothgrad_jax.app import cli, demo_corpus, progress
 from smoothgrad_jax.app.cli import build_parser, main
-from smoothgrad_jax.app.runs import settings
 from smoothgrad_jax.data import readers, store
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +23,11 @@ TOPICS = {
     "cooking": ["oven", "flour", "butter", "garlic", "simmer", "whisk", "onion", "pepper", "dough", "salt"],
     "stars": ["star", "galaxy", "telescope", "orbit", "planet", "redshift", "supernova", "dust", "comet", "moon"],
 }
+# A parent that ignores SIGINT, such as `nohup ... &`, passes that on to its children: the child resets the handler.
+_MAIN = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
+    "from smoothgrad_jax.app.cli import main; sys.exit(main())"
+)
 COMMON = ["--topics", "3", "--passes", "6", "--batch-size", "32", "--threads", "1"]
 
 
@@ -35,7 +38,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def texts(folder):
-    """Three hundred lines, each about one thing."""
+    """Three hundred lines, each from one topic."""
     rng = np.random.default_rng(0)
     names = list(TOPICS)
     lines = [" ".join(rng.choice(TOPICS[names[i % 3]], 20)) for i in range(300)]
@@ -65,7 +68,7 @@ def test_fit_finds_the_topics_and_topics_prints_them(model, capsys):
     assert len(records[0]["words"]) == 10
 
 
-def test_transform_writes_what_the_name_asks_for(model, texts, folder, capsys):
+def test_transform_writes_the_format_of_the_suffix(model, texts, folder, capsys):
     new = folder / "new.jsonl"
     new.write_text('{"text": "anchor mast rope zebra"}\n{"text": "star moon comet"}\n{"text": "zebra"}\n')
     assert main(["transform", str(model), str(new)]) == 0
@@ -77,7 +80,7 @@ def test_transform_writes_what_the_name_asks_for(model, texts, folder, capsys):
     words = [{word for word, _ in each} for each in load_model(model).top_words(10)]
     assert "anchor" in words[theta[0].argmax()]
     assert "comet" in words[theta[1].argmax()]
-    assert "2 words of the text are not in the vocabulary, and are left out; 1 documents have no other" in err
+    assert "ignoring 2 words of the text that are not in the vocabulary; 1 documents contain no other words" in err
     for name in ("theta.npz", "theta.jsonl", "theta.tsv"):
         assert main(["transform", str(model), str(new), "--out", str(folder / name)]) == 0
     np.testing.assert_allclose(np.load(folder / "theta.npz")["theta"], theta, atol=1e-5)
@@ -99,11 +102,11 @@ def test_score(model, texts, folder, capsys):
     assert table[:, 1].sum() / table[:, 2].sum() == pytest.approx(found["score"], rel=1e-4)
 
 
-def test_convert_then_fit_is_fit(model, texts, folder, capsys):
+def test_fit_of_a_converted_corpus_gives_the_same_model(model, texts, folder, capsys):
     packed = folder / "texts.txt.gz"
     packed.write_bytes(gzip.compress(texts.read_bytes()))
     assert main(["convert", str(packed), str(folder / "corpus")]) == 0
-    assert "300 documents, 30 different words, 6,000 in all" in capsys.readouterr().out
+    assert "300 documents, 30 distinct words, 6,000 words in total" in capsys.readouterr().out
     out = folder / "from folder"
     assert main(["fit", str(folder / "corpus"), "--out", str(out), *COMMON, "--json"]) == 0
     records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -111,7 +114,7 @@ def test_convert_then_fit_is_fit(model, texts, folder, capsys):
     assert {record["event"] for record in records[:-1]} == {"progress"}
     np.testing.assert_array_equal(load_model(out).lam, load_model(model).lam)
     assert main(["fit", str(folder / "corpus"), "--out", str(out), "--overwrite", "--min-df", "2"]) == 1
-    assert "words were chosen by convert; leave min_df out" in capsys.readouterr().err
+    assert "words of this corpus were chosen by convert; omit --min-df" in capsys.readouterr().err
 
 
 def test_report(model, texts, folder, capsys):
@@ -130,25 +133,25 @@ def test_sweep(texts, folder, capsys):
     assert main(arguments) == 0
     printed = capsys.readouterr().out
     assert "L = 1" in printed
-    assert "best at the end" in printed
+    assert "best window at the end" in printed
     curves = json.loads((out / "sweep.json").read_text())["curves"]
     assert set(curves) == {"1", "inf"}
     assert [each["step"] for each in curves["1"]] == [each["step"] for each in curves["inf"]]
     assert main(arguments) == 1
-    assert "there are curves already" in capsys.readouterr().err
+    assert "contains the curves of another sweep" in capsys.readouterr().err
 
 
-def test_more_passes_go_on_from_the_end(model, texts, folder, capsys):
-    """Six passes and then six more are twelve, to the last bit."""
+def test_more_passes_continue_from_the_end(model, texts, folder, capsys):
+    """Six passes and then six more give the same bits as twelve passes."""
     twelve = [*COMMON[:3], "12", *COMMON[4:]]
     assert main(["fit", str(texts), "--out", str(folder / "twelve"), *twelve]) == 0
     half = folder / "half"
     assert main(["fit", str(texts), "--out", str(half), *COMMON]) == 0
-    # A run that was killed when all was done but the model is finished by --resume.
+    # --resume writes the model of a run that was killed after its last checkpoint.
     (half / "model.json").unlink()
     assert main(["fit", str(texts), "--out", str(half), "--resume"]) == 0
     np.testing.assert_array_equal(load_model(half).lam, load_model(model).lam)
-    assert "steps were taken already" in capsys.readouterr().err
+    assert "steps are complete; give more --passes to continue" in capsys.readouterr().err
     assert main(["fit", str(texts), "--out", str(half), "--resume", "--topics", "4"]) == 1
     assert "topics was 3, now 4" in capsys.readouterr().err
     assert main(["fit", str(texts), "--out", str(half), "--resume", "--passes", "12"]) == 0
@@ -159,9 +162,9 @@ def test_more_passes_go_on_from_the_end(model, texts, folder, capsys):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_an_interrupted_run_is_saved_and_goes_on(texts, folder, number):
+def test_an_interrupted_run_is_saved_and_can_be_resumed(texts, folder, number):
     out = folder / f"interrupted by {number}"
-    command = [sys.executable, "-m", "smoothgrad_jax", "fit", str(texts), "--out", str(out), *COMMON, "--json"]
+    command = [sys.executable, "-c", _MAIN, "fit", str(texts), "--out", str(out), *COMMON, "--json"]
     command[command.index("--passes") + 1] = "1000000"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, stderr=subprocess.PIPE) as child:
@@ -172,7 +175,7 @@ def test_an_interrupted_run_is_saved_and_goes_on(texts, folder, number):
     assert child.returncode == 130, err_text
     last = json.loads(out_text.splitlines()[-1])
     assert last["event"] == "interrupted"
-    assert "go on with the same command and --resume" in err_text
+    assert "repeat the command with --resume to continue" in err_text
     assert load_model(out).lam.shape == (30, 3)
     if number == signal.SIGINT:
         passes = round((last["step"] + 20) * 32 / 285) + 1
@@ -180,7 +183,7 @@ def test_an_interrupted_run_is_saved_and_goes_on(texts, folder, number):
         assert load_model(out).history[-1]["step"] > last["step"]
 
 
-def test_help_is_there_without_jax():
+def test_help_imports_no_numpy_and_no_jax():
     program = (
         "import sys; from smoothgrad_jax.app.cli import build_parser; build_parser().format_help();"
         "assert not {'jax', 'numpy', 'scipy', 'sklearn', 'tqdm'} & set(sys.modules)"
@@ -204,20 +207,33 @@ def test_every_command_has_help(capsys):
     [
         (["fit", "missing.txt", "--out", "m"], "missing.txt"),
         (["topics", "missing"], "missing: expected a model's folder, which is missing"),
-        (["fit", "texts.txt", "--out", "model", "--topics", "3"], "--resume goes on with it, --overwrite replaces it"),
+        (["fit", "texts.txt", "--out", "model", "--topics", "3"], "--resume continues it, --overwrite replaces it"),
         (["fit", "texts.txt", "--out", "cache", "--topics", "3"], "cache: is not empty"),
-        (["fit", "texts.txt", "--out", "texts.txt"], "expected a folder, or none yet; got a file"),
-        (["fit", "texts.txt", "--out", "cache", "--resume"], "cache: no checkpoint to resume from"),
-        (["fit", "texts.txt", "--out", "new", "--held-out", "300"], "300 documents are to be held out"),
+        (["fit", "texts.txt", "--out", "texts.txt"], "expected a folder or a new name, got a file"),
+        (["fit", "texts.txt", "--out", "cache", "--resume"], "cache: contains no checkpoint to resume from"),
+        (
+            ["fit", "texts.txt", "--out", "new", "--held-out", "300"],
+            "--held-out must leave documents to train on: 300 of 300",
+        ),
         (["fit", "texts.txt", "--out", "new", "--format", "uci"], "texts.txt"),
         (["fit", "texts.txt", "--out", "new", "--min-df", "301"], "min_df"),
-        (["fit", "texts.txt", "--out", "new", "--alpha", "-1"], "alpha must be positive"),
-        (["sweep", "texts.txt", "--out", "new", "--held-out", "0"], "a sweep compares held-out scores"),
+        (["fit", "missing", "--out", "new", "--rho", "0.1", "--tau", "5"], "--tau has no effect with a constant step"),
+        (["fit", "missing", "--out", "new", "--patience", "5"], "--patience has no effect without early stopping"),
+        (["fit", "texts.txt", "--out", "model", "--resume", "--threads", "2"], "--threads"),
+        (["transform", "missing", "missing", "--out", "theta.xls"], "ends in .tsv, .jsonl or .npz"),
+        (["report", "missing", "--out", "nowhere/report.html"], "the folder nowhere does not exist"),
+        (
+            ["sweep", "texts.txt", "--out", "new", "--held-out", "0"],
+            "--held-out must be at least 1: a sweep compares held-out scores",
+        ),
         (["report", "model", "texts.txt", "--out", "nowhere/report.html"], "nowhere"),
-        (["transform", "model", "texts.txt", "--out", "nowhere/theta.tsv"], "theta.tsv: there is no folder nowhere"),
+        (
+            ["transform", "model", "texts.txt", "--out", "nowhere/theta.tsv"],
+            "theta.tsv: the folder nowhere does not exist",
+        ),
     ],
 )
-def test_what_goes_wrong_is_one_line(model, folder, monkeypatch, capsys, arguments, message):
+def test_an_error_is_one_line(model, folder, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(folder)
     (folder / "cache" / "something").mkdir(parents=True, exist_ok=True)
     assert main(arguments) == 1
@@ -227,13 +243,13 @@ def test_what_goes_wrong_is_one_line(model, folder, monkeypatch, capsys, argumen
     assert not Path("new").exists()
 
 
-def test_what_is_left_by_a_run_killed_before_its_first_checkpoint_is_in_nobodys_way(texts, folder, capsys):
+def test_the_remains_of_a_run_killed_before_its_first_checkpoint_are_replaced(texts, folder, capsys):
     for extra in (["--resume"], []):
         out = folder / f"killed early {len(extra)}"
         (out / "checkpoints" / ".new-1").mkdir(parents=True)
         assert main(["fit", str(texts), "--out", str(out), *COMMON[:3], "1", *COMMON[4:], *extra]) == 0
         assert load_model(out).lam.shape == (30, 3)
-        assert ("no run to resume yet" in capsys.readouterr().err) == bool(extra)
+        assert ("no checkpoint to resume from yet" in capsys.readouterr().err) == bool(extra)
 
 
 def test_a_missing_extra_is_one_line(texts):
@@ -247,7 +263,7 @@ def test_a_missing_extra_is_one_line(texts):
     assert ended.stderr.count("\n") == 1
 
 
-def test_complaints_speak_of_options(texts, folder, monkeypatch, capsys):
+def test_errors_name_the_options_of_the_command(texts, folder, monkeypatch, capsys):
     for code in (0, 1):
         assert main(["convert", str(texts), str(folder / "twice")]) == code
     assert "--overwrite" in capsys.readouterr().err
@@ -260,7 +276,7 @@ def test_formats_are_those_that_can_be_read():
     assert cli.FORMATS == readers.FORMATS
 
 
-def test_words_that_a_terminal_does_not_know(model):
+def test_a_terminal_without_unicode_shows_the_help(model):
     program = [sys.executable, "-m", "smoothgrad_jax", "fit", "--help"]
     environment = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}
     assert (
@@ -269,23 +285,30 @@ def test_words_that_a_terminal_does_not_know(model):
 
 
 def test_wrong_arguments_are_code_2(capsys):
-    for arguments in (["fit", "x"], ["fit", "x", "--out", "m", "--topics", "0"], ["nothing"], ["demo", "--seed", "-1"]):
+    for arguments in (
+        ["fit", "x"],
+        ["fit", "x", "--out", "m", "--topics", "0"],
+        ["nothing"],
+        ["demo", "--seed", "-1"],
+        ["fit", "x", "--out", "m", "--alpha", "-1"],
+        ["fit", "x", "--out", "m", "--window", "x"],
+    ):
         with pytest.raises(SystemExit) as end:
             main(arguments)
         assert end.value.code == 2
 
 
 def test_demo(folder, monkeypatch, capsys):
-    """With the text of this package alone, which is quick."""
+    """Use the documentation of this package only, which is fast."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
     here = [(path, path.stem) for path in sorted((ROOT / "smoothgrad_jax").rglob("*.py"))]
-    found = [each for file in here for each in docstrings._documented(file)]
+    found = [each for file in here for each in demo_corpus.documentation_strings(file)]
     assert len(found) > 100
-    monkeypatch.setattr(docstrings, "collect", lambda: found)
+    monkeypatch.setattr(demo_corpus, "collect", lambda: found)
     out = folder / "demo"
-    for _ in range(2):  # the second time from the cache, over the first
+    for _ in range(2):  # the second run reads the cache and replaces the first
         assert main(["demo", "--out", str(out), "--topics", "3", "--passes", "2"]) == 0
-        monkeypatch.setattr(docstrings, "collect", lambda: pytest.fail("it was cached"))
+        monkeypatch.setattr(demo_corpus, "collect", lambda: pytest.fail("the corpus was not cached"))
     printed = capsys.readouterr().out
     assert (out / "report.html").as_uri() in printed
     (folder / "other").mkdir()
@@ -300,25 +323,53 @@ def test_documentation_strings(tmp_path):
     words = [" ".join(f"{name}{i}" for i in range(20)) for name in "abc"]
     path = tmp_path / "some.py"
     path.write_text(source % tuple(words))
-    assert sorted(docstrings._documented((path, "some"))) == [
+    assert sorted(demo_corpus.documentation_strings((path, "some"))) == [
         ("some", words[0]),
         ("some.C.g", words[1]),
         ("some.m.h", words[2]),
     ]
     path.write_text("def broken(:\n")
-    assert docstrings._documented((path, "some")) == []
+    assert demo_corpus.documentation_strings((path, "some")) == []
 
 
-def test_settings_are_chosen_for_the_corpus():
-    small, large = settings(400, {}), settings(1_000_000, {"topics": 20, "passes": None})
-    assert (small["batch_size"], small["passes"], small["held_out"]) == (32, 10, 20)
-    assert small["tau"] == pytest.approx(380 / 32)
-    assert (large["batch_size"], large["passes"], large["held_out"], large["tau"]) == (256, 1, 1_000, 64)
-    assert large["alpha"] == 0.1
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--window", "adaptive:16"],
+        ["--window", "exponential:5"],
+        ["--window", "phase-out:8:10:20", "--warmup", "zeros"],
+        ["--alpha", "auto", "--eta", "auto"],
+        ["--rho", "0.2", "--replace", "--local-tol", "0.01", "--local-max-iter", "20"],
+    ],
+    ids=lambda options: " ".join(options[:2]),
+)
+def test_a_resumed_run_with_any_option_ends_where_a_complete_one_ends(texts, folder, options):
+    name = "".join(options).replace(":", "-")
+    runs = {passes: folder / f"{name}-{passes}" for passes in ("2", "4")}
+    common = [*COMMON[:2], *COMMON[4:], *options]
+    for passes, out in runs.items():
+        assert main(["fit", str(texts), "--out", str(out), *common, "--passes", passes, "--score-every", "3"]) == 0
+    assert main(["fit", str(texts), "--out", str(runs["2"]), "--resume", "--passes", "4"]) == 0
+    first, second = (load_model(out) for out in runs.values())
+    if "auto" not in options:  # learned priors are also updated at the end of the first run
+        np.testing.assert_array_equal(first.lam, second.lam)
+    else:
+        assert first.alpha.shape == (3,)
+        assert first.eta != 0.1
+
+
+def test_early_stopping_ends_a_run(texts, folder):
+    out = folder / "early"
+    options = ["--early-stopping", "--patience", "1", "--min-improvement", "0.05"]
+    assert main(["fit", str(texts), "--out", str(out), *COMMON[:2], "--passes", "200", *COMMON[4:], *options]) == 0
+    history = load_model(out).history
+    assert len(history) < 50
+    assert main(["fit", str(texts), "--out", str(out), "--resume"]) == 0
+    assert load_model(out).history == history
 
 
 class _Terminal:
-    """A stream that says it is a terminal."""
+    """A stream that claims to be a terminal."""
 
     def __init__(self):
         self.text = ""

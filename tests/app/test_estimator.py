@@ -184,6 +184,31 @@ def test_early_stopping(X):
         SmoothedLDA(K, early_stopping=True).fit(X[:1])
 
 
+def test_checkpoints_continue_an_interrupted_fit(X, monkeypatch, tmp_path):
+    options = {"batch_size": 50, "max_iter": 6, "random_state": 0, "n_jobs": 1, "slots": "bfloat16", "warmup": "zeros"}
+    complete = SmoothedLDA(K, **options).fit(X)
+    original, calls = training.Training.__next__, []
+
+    def interrupted(self):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return original(self)
+
+    monkeypatch.setattr("smoothgrad_jax.training.driver._PATIENCE", 0.0)  # report after every step
+    model = SmoothedLDA(K, **options, checkpoints=tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Training, "__next__", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(X)
+    with pytest.raises(ValueError, match="checkpoints names a folder with a run; resume=True continues it"):
+        model.fit(X)
+    model.set_params(resume=True).fit(X)
+    np.testing.assert_array_equal(model.components_, complete.components_)
+    with pytest.raises(ValueError, match="batch_size was 50, now 40"):
+        model.set_params(batch_size=40).fit(X)
+
+
 def test_learned_priors(X):
     rng = np.random.default_rng(1)
     alpha = np.array([1.0, 0.3, 0.1, 0.1])

@@ -1,0 +1,52 @@
+"""``smoothgrad demo``: topics of the documentation of the Python that runs this, without a download."""
+
+import gzip
+import json
+import os
+import time
+from argparse import Namespace
+from pathlib import Path
+
+from smoothgrad_jax.app import demo_corpus, report, saved
+from smoothgrad_jax.app.commands.inputs import provenance
+from smoothgrad_jax.app.commands.output import CommandError, check_folder_of, print_topics, say, size_of
+from smoothgrad_jax.app.commands.training import new_run, saved_model, train
+from smoothgrad_jax.data import readers, store
+from smoothgrad_jax.data.durable_files import replacing
+from smoothgrad_jax.training.settings import Settings
+
+
+def run(args: Namespace) -> int:
+    """Train on the documentation strings, save the model and write a report."""
+    out, start = Path(args.out), time.perf_counter()
+    if out.exists() and not ((out / "model.json").exists() and saved.load_model(out).settings.get("demo")):
+        raise CommandError(f"{out}: exists and is not the folder of a demo; give another folder with --out")
+    check_folder_of(out)
+    source = readers.open_source(_documentation(), field="text", format="jsonl")
+    stored = store.read(source)
+    settings = Settings(topics=args.topics, seed=args.seed, passes=args.passes).resolve(stored.corpus.num_docs)
+    say(f"{size_of(stored)}; {args.topics} topics")
+    training = new_run(stored, settings, provenance(stored) | {"demo": True})
+    code = train(training, as_json=False)
+    model = saved_model(training, stored)
+    saved.save_model(out, model)
+    typical = report.typical_documents(model.transform(stored.corpus), source.texts())
+    path = report.write_report(out / "report.html", model, documents=typical, title="Topics in Python's documentation")
+    print_topics(model, 10)
+    print(f"report: {path.resolve().as_uri()}")
+    print(f"{time.perf_counter() - start:.0f} s in total; for your own text: smoothgrad fit FILE --out MODEL")
+    return code
+
+
+def _documentation() -> Path:
+    """Return the file of documentation strings in the user's cache; the first call collects them."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smoothgrad_jax"
+    path = folder / f"documentation-{demo_corpus.version()}.jsonl.gz"
+    if path.exists():
+        return path
+    say("collecting the documentation of Python, numpy, scipy and jax …")
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary, gzip.open(temporary, "wt", encoding="utf-8", compresslevel=3) as file:
+        for name, text in demo_corpus.collect():
+            file.write(json.dumps({"name": name, "text": text}) + "\n")
+    return path

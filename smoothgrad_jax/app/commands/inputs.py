@@ -1,0 +1,139 @@
+"""Input that several commands share: from the files on the command line to a corpus."""
+
+import hashlib
+import json
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse
+
+from smoothgrad_jax.app import saved
+from smoothgrad_jax.app.commands.output import CommandError, reading_progress, say, say_dropped
+from smoothgrad_jax.app.saved import Checkpoint, SavedModel
+from smoothgrad_jax.data import batches, readers, store
+from smoothgrad_jax.data.readers import Source
+from smoothgrad_jax.data.store import Stored
+
+_WORD_OPTIONS = ("vocabulary", "min_df", "max_df", "max_features", "stop_words", "token_pattern")
+
+
+def open_source(args: Namespace) -> Source:
+    """Recognise the files on the command line as one corpus."""
+    source = readers.open_source(
+        args.inputs,
+        field=args.field,
+        vocabulary=args.words_file,
+        first_id=args.first_id,
+        encoding=args.encoding,
+        sort=args.sort,
+        format=args.format,
+    )
+    if source.field and not args.field:
+        say(f"reading the text from the field {source.field!r}; --field selects another")
+    return source
+
+
+def word_options(args: Namespace) -> dict[str, Any]:
+    """Return the given options that choose words."""
+    options = {name: getattr(args, name) for name in _WORD_OPTIONS if getattr(args, name) is not None}
+    if options.get("stop_words") == "none":
+        options["stop_words"] = None
+    return options
+
+
+def open_corpus(args: Namespace, checkpoint: Checkpoint | None = None) -> Stored:
+    """Return the corpus to train on: memory-mapped if it is a corpus folder, otherwise read into memory.
+
+    Args:
+      args: Arguments of the command.
+      checkpoint: A checkpoint whose choice of words is used where the command line gives none.
+    """
+    source, options = open_source(args), word_options(args)
+    if source.format == "folder":
+        if options:
+            names = ", ".join(f"--{name.replace('_', '-')}" for name in options)
+            raise CommandError(f"{source.paths[0]}: the words of this corpus were chosen by convert; omit {names}")
+        return store.open_folder(source.paths[0])
+    if checkpoint and not options:
+        options = checkpoint.settings.get("word_options", {})
+    with reading_progress(args.json) as show:
+        stored = store.read(source, progress=show, **options)
+    say_dropped(stored)
+    return stored
+
+
+def provenance(stored: Stored) -> dict[str, Any]:
+    """Return a fingerprint of the corpus and the options by which its text was split into words."""
+    manifest = stored.manifest
+    if "files" in manifest:  # a corpus folder, whose checksums are known
+        mark = hashlib.sha256(json.dumps(manifest["files"], sort_keys=True).encode()).hexdigest()[:16]
+    else:
+        mark = saved.fingerprint(stored.corpus)
+    return {"corpus": mark, "tokens": manifest["tokens"]}
+
+
+class ModelInputs(NamedTuple):
+    """Documents to which a model is applied.
+
+    Attributes:
+      source: The files.
+      stored: Their counts.
+      columns: For every word of the corpus its row in λ, −1 for a word that the model does not have; None if they
+        agree.
+      num_words: Number of rows of λ.
+    """
+
+    source: Source
+    stored: Stored
+    columns: np.ndarray | None
+    num_words: int
+
+    def parts(self) -> Iterator[scipy.sparse.csr_array]:
+        """Yield the documents in parts, with one column per row of λ."""
+        return (self._aligned(batches.as_csr(part)) for part in self.stored.corpus.parts())
+
+    def texts(self, words: list[str]) -> Iterator[str]:
+        """Return the documents as text; documents that came as counts as the list of their words.
+
+        Args:
+          words: Names of the words where the corpus has none.
+        """
+        if self.source.is_text:
+            return self.source.texts()
+        names, corpus = self.stored.vocabulary or words, self.stored.corpus
+        spans = zip(corpus.indptr[:-1].tolist(), corpus.indptr[1:].tolist(), strict=True)
+        return (" ".join(names[w] for w in corpus.indices[a:b].tolist()) for a, b in spans)
+
+    def _aligned(self, counts: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
+        if self.columns is None:
+            return counts
+        entries = counts.tocoo()
+        columns = self.columns[entries.col]
+        known = columns >= 0
+        places = (entries.row[known], columns[known])
+        return scipy.sparse.csr_array((entries.data[known], places), (counts.shape[0], self.num_words))
+
+
+def open_for_model(args: Namespace, model: SavedModel) -> ModelInputs:
+    """Return the documents of the command line, to which the model is applied; report words it does not have."""
+    source = open_source(args)
+    if source.format == "folder":
+        stored = store.open_folder(source.paths[0])
+    elif source.is_text and model.vocabulary is None:
+        raise CommandError("the model has no vocabulary: it can be applied to counts, not to text")
+    elif source.is_text or (source.vocabulary is not None and model.vocabulary is not None):
+        tokens = model.settings.get("tokens") or {}
+        stored = store.read(source, vocabulary=model.vocabulary, **(tokens if source.is_text else {}))
+        say_dropped(stored)
+    else:
+        stored = store.read(source)
+    num_words, columns = len(model.lam), None
+    if stored.vocabulary is not None and model.vocabulary is not None and stored.vocabulary != model.vocabulary:
+        rows = {word: row for row, word in enumerate(model.vocabulary)}
+        columns = np.array([rows.get(word, -1) for word in stored.vocabulary])
+        say(f"ignoring {(columns < 0).sum():,} of {len(columns):,} distinct words, which the model does not have")
+    elif stored.corpus.num_words > num_words:
+        raise CommandError(f"the documents have {stored.corpus.num_words:,} distinct words, the model {num_words:,}")
+    return ModelInputs(source, stored, columns, num_words)

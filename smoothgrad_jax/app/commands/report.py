@@ -1,0 +1,25 @@
+"""``smoothgrad report``: one HTML file that shows the topics of a model."""
+
+from argparse import Namespace
+from pathlib import Path
+
+import numpy as np
+
+from smoothgrad_jax.app import report, saved
+from smoothgrad_jax.app.commands.inputs import open_for_model
+from smoothgrad_jax.app.commands.output import check_folder_of
+
+
+def run(args: Namespace) -> int:
+    """Write the report; with documents on the command line it shows the typical ones of each topic."""
+    path = Path(args.out) if args.out else Path(args.model) / "report.html"
+    if args.out:
+        check_folder_of(path)
+    model = saved.load_model(args.model)
+    typical = None
+    if args.inputs:
+        documents = open_for_model(args, model)
+        theta = np.concatenate([model.transform(part) for part in documents.parts()])
+        typical = report.typical_documents(theta, documents.texts(model.words()))
+    print(report.write_report(path, model, documents=typical, title=args.title))
+    return 0

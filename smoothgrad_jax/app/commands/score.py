@@ -1,0 +1,37 @@
+"""``smoothgrad score``: the predictive probability of documents by document completion."""
+
+import math
+from argparse import Namespace
+from contextlib import nullcontext
+
+import numpy as np
+
+from smoothgrad_jax.app import saved
+from smoothgrad_jax.app.commands.inputs import open_for_model
+from smoothgrad_jax.app.commands.output import CommandError, check_output, emit, row_writer
+from smoothgrad_jax.models import inference
+
+
+def run(args: Namespace) -> int:
+    """Print nats per held-out word; with ``--out`` also write one row per document."""
+    check_output(args.out)
+    model = saved.load_model(args.model)
+    documents, scores, first = open_for_model(args, model), [], 0
+    with row_writer(args.out, ["log_prob", "words"], "scores") if args.out else nullcontext(None) as write:
+        for part in documents.parts():
+            found = inference.completion(model.lda(), model.lam, part)
+            if write:
+                write(first, np.stack(found, 1))
+            first += len(found.words)
+            scores.append(found)
+    total = inference.Completion(*map(np.concatenate, zip(*scores, strict=True)))
+    if math.isnan(total.score):
+        raise CommandError("no document has two words that the model knows, so there is nothing to predict")
+    num_words = float(total.words.sum())
+    if args.json:
+        result = {"score": total.score, "perplexity": total.perplexity}
+        emit(result | {"documents": first, "held_out_words": num_words})
+    else:
+        print(f"{total.score:.4f} nats per word, perplexity {total.perplexity:,.1f}")
+        print(f"{num_words:,.0f} words of {first:,} documents, each half of a document predicted from the other half")
+    return 0
