@@ -28,14 +28,14 @@ import scipy.sparse
 from smoothgrad_jax.app import progress, runs, saved
 from smoothgrad_jax.app.runs import Run
 from smoothgrad_jax.core.errors import OptionError
+from smoothgrad_jax.core.row_sparse.state import RowSparseState
 from smoothgrad_jax.core.types import ArrayLike, PRNGKey
 from smoothgrad_jax.data.batches import Layout
 from smoothgrad_jax.data.corpus import Corpus
-from smoothgrad_jax.models import inference
-from smoothgrad_jax.models.lda import LDA
+from smoothgrad_jax.models.lda import inference
+from smoothgrad_jax.models.lda.model import LDA
 from smoothgrad_jax.training import driver
-from smoothgrad_jax.training.rows import RowState
-from smoothgrad_jax.training.settings import DEFAULTS, Settings
+from smoothgrad_jax.training.settings import DEFAULTS, Settings, window_object
 
 try:
     from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
@@ -463,18 +463,16 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         if self._layout is None:
             self._layout = tuple(corpus.layout(len(pieces[0])))
         layout = Layout(*self._layout)
-        earlier_steps = self.n_batch_iter_ - (start.step if isinstance(start, RowState) else 0)
+        earlier_steps = self.n_batch_iter_ - (int(start.step) if isinstance(start, RowSparseState) else 0)
         run = driver.fit(
             [corpus.pack(documents, layout) for documents in pieces],
             model,
             start,
-            **{name: _delayed(value, earlier_steps) for name, value in runs.window_options(self.window).items()},
+            window=_delayed(window_object(self.window), earlier_steps),
             warmup=settings.warmup,
             rho=_delayed(runs.step_size(settings), earlier_steps),
-            tol=settings.local_tol,
-            max_iter=settings.local_max_iter,
-            threads=None if isinstance(start, RowState) else settings.threads,
-            dtype=None if settings.slots is None else jax.numpy.dtype(settings.slots),
+            threads=None if isinstance(start, RowSparseState) else settings.threads,
+            slots=settings.slots,
         )
         return run, earlier_steps
 
@@ -489,7 +487,8 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         return np.ascontiguousarray(init.T)
 
     def _model(self, num_docs: int) -> LDA:
-        return LDA(self.doc_topic_prior_, _word_major(self.topic_word_prior_), num_docs)
+        eta = _word_major(self.topic_word_prior_)
+        return LDA(self.doc_topic_prior_, eta, num_docs, self.mean_change_tol, self.max_doc_update_iter)
 
     def _reset(self, dtype: Any) -> None:
         self._fitted_dtype, self._state = dtype, None

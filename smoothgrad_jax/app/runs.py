@@ -15,18 +15,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import jax
 import numpy as np
 import numpy.typing as npt
 
 from smoothgrad_jax.app import saved
 from smoothgrad_jax.app.saved import Checkpoint, Checkpoints
-from smoothgrad_jax.core.exponential_window import Exponential
 from smoothgrad_jax.core.schedules import robbins_monro
 from smoothgrad_jax.core.types import Array, ArrayLike, PRNGKey, PyTree
 from smoothgrad_jax.data.corpus import Corpus
-from smoothgrad_jax.models import inference, lda, priors
-from smoothgrad_jax.models.lda import LDA
+from smoothgrad_jax.models.lda import inference, priors
+from smoothgrad_jax.models.lda.model import LDA
+from smoothgrad_jax.models.lda.topics import seed_topics
 from smoothgrad_jax.training import driver
 from smoothgrad_jax.training.driver import Progress
 from smoothgrad_jax.training.settings import DEFAULTS, OPTIONS, Settings, window_object
@@ -68,9 +67,9 @@ def first_topics(
       num_docs: Number of documents that λ stands for; by default those to choose from.
     """
     if documents is None:
-        return lda.seed_topics(key, corpus, num_topics, num_docs=num_docs)
+        return seed_topics(key, corpus, num_topics, num_docs=num_docs)
     some = corpus.select(documents[:: -(-documents.size // _SEED_DOCUMENTS)])
-    return lda.seed_topics(key, some, num_topics, num_docs=num_docs or documents.size)
+    return seed_topics(key, some, num_topics, num_docs=num_docs or documents.size)
 
 
 def step_size(settings: Settings) -> float | Callable[[Any], Any]:
@@ -85,7 +84,7 @@ def first_model(settings: Settings, num_docs: float) -> LDA:
     """Return the model with the priors of the settings; learned priors start from the defaults."""
     alpha = DEFAULTS.alpha if isinstance(settings.alpha, str) else settings.alpha
     eta = DEFAULTS.eta if isinstance(settings.eta, str) else settings.eta
-    return LDA(alpha, eta, num_docs)
+    return LDA(alpha, eta, num_docs, settings.local_tol, settings.local_max_iter)
 
 
 def local_options(settings: Settings) -> dict[str, Any]:
@@ -215,7 +214,7 @@ class Run:
             corpus,
             model,
             checkpoint.state if checkpoint else params,
-            **window_options(settings.window),
+            window=window_object(settings.window),
             warmup=settings.warmup,
             rho=step_size(settings),
             steps=max(self.steps - first, 1),
@@ -223,14 +222,12 @@ class Run:
             batch_size=self._batch_size,
             replace=settings.replace,
             key=key,
-            rows=documents,
+            documents=documents,
             held_out=held_out,
             score_every=None if held_out is None else self._score_every(),
-            every=max(_STEPS_PER_UPDATE, self.steps // _PRIOR_UPDATES) if self._learner else None,
-            tol=settings.local_tol,
-            max_iter=settings.local_max_iter,
+            report_every=max(_STEPS_PER_UPDATE, self.steps // _PRIOR_UPDATES) if self._learner else None,
             threads=settings.threads,
-            dtype=None if settings.slots is None else jax.numpy.dtype(settings.slots),
+            slots=settings.slots,
         )
 
     @property
@@ -335,11 +332,3 @@ class Run:
 def record(report: Progress) -> Record:
     """Return a report as the history stores it."""
     return {name: getattr(report, name) for name in ("step", "passes", "seconds", "rate", "score")}
-
-
-def window_options(window: Any) -> dict[str, Any]:
-    """Return the arguments of :func:`smoothgrad_jax.fit` for a window of the settings."""
-    found = window_object(window)
-    if isinstance(found, Exponential):
-        return {"window": found.length, "exponential": True}
-    return {"window": found}

@@ -195,7 +195,7 @@ def test_checkpoints_continue_an_interrupted_fit(X, monkeypatch, tmp_path):
             raise KeyboardInterrupt
         return original(self)
 
-    monkeypatch.setattr("smoothgrad_jax.training.driver._PATIENCE", 0.0)  # report after every step
+    monkeypatch.setattr("smoothgrad_jax.training.driver._REPORT_INTERVAL", 0.0)  # report after every step
     model = SmoothedLDA(K, **options, checkpoints=tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(training.Training, "__next__", interrupted)

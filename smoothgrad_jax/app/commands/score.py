@@ -9,7 +9,7 @@ import numpy as np
 from smoothgrad_jax.app import saved
 from smoothgrad_jax.app.commands.inputs import open_for_model
 from smoothgrad_jax.app.commands.output import CommandError, check_output, emit, row_writer
-from smoothgrad_jax.models import inference
+from smoothgrad_jax.models.lda import inference
 
 
 def run(args: Namespace) -> int:

@@ -14,7 +14,7 @@ from smoothgrad_jax.app.commands.training import new_run
 from smoothgrad_jax.app.runs import Record, Run, record
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.data.durable_files import replacing
-from smoothgrad_jax.training.driver import NotFiniteError
+from smoothgrad_jax.training.engines import NotFiniteError
 from smoothgrad_jax.training.settings import Settings
 
 Curves = dict[str, list[Record]]  # window -> scores

@@ -15,7 +15,8 @@ from smoothgrad_jax.app.commands.output import INTERRUPTED, emit, say
 from smoothgrad_jax.app.runs import Run
 from smoothgrad_jax.app.saved import Checkpoint, Checkpoints, SavedModel
 from smoothgrad_jax.data.store import Stored
-from smoothgrad_jax.training.driver import NotFiniteError, Progress
+from smoothgrad_jax.training.driver import Progress
+from smoothgrad_jax.training.engines import NotFiniteError
 from smoothgrad_jax.training.settings import Settings
 
 
