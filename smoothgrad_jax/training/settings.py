@@ -114,9 +114,6 @@ class Settings:
         Raises:
           OptionError: No document would be left to train on.
         """
-        from smoothgrad_jax.core.schedules import default_delay
-        from smoothgrad_jax.data.sampling import default_batch_size
-
         held_out = min(_MOST_HELD_OUT, int(_HELD_OUT_FRACTION * num_docs)) if self.held_out is None else self.held_out
         if self.early_stopping and self.held_out is None:
             held_out = max(held_out, 1)
@@ -126,7 +123,7 @@ class Settings:
             )
         num_trained = num_docs - held_out
         batch_size = default_batch_size(num_trained) if self.batch_size is None else self.batch_size
-        tau = default_delay(num_trained / batch_size) if self.tau is None and self.rho is None else self.tau
+        tau = default_tau(num_trained / batch_size) if self.tau is None and self.rho is None else self.tau
         passes = min(_DEFAULT_PASSES, max(1, math.ceil(_ENOUGH_DOCUMENTS / num_docs)))
         return replace(
             self,
@@ -308,6 +305,20 @@ OPTIONS: dict[str, Option] = {
 }
 DEFAULT_VALUES: dict[str, Any] = {each.name: each.default for each in fields(Settings)}
 DEFAULTS = Settings()  # chosen by held-out score: experiments/defaults.py
+
+
+def default_batch_size(num_docs: int) -> int:
+    """Return B for a corpus of ``num_docs`` documents: D/32, between 32 and 256; see ``experiments/defaults.py``."""
+    return min(max(int(num_docs) // 32, 32), 256)
+
+
+def default_tau(batches_per_pass: float) -> float:
+    """Return τ of the step sizes: the number of minibatches per pass, between 1 and 64.
+
+    Where a minibatch is a large part of the data, its statistics have little noise, and a few passes are few steps;
+    these have to be large. With B = D the first step is that of batch variational Bayes.
+    """
+    return min(max(float(batches_per_pass), 1.0), 64.0)
 
 
 def window_object(window: Any) -> Any:
