@@ -38,8 +38,8 @@ from smoothgrad_jax import (
     pack,
 )
 from smoothgrad_jax import bias_variance as measure_errors
-from smoothgrad_jax.app.saved import fingerprint
 from smoothgrad_jax.core import diagnostics
+from smoothgrad_jax.training.checkpoints import fingerprint
 
 WARMUPS = ("zeros", "mean")
 CURVES = ("squared_bias", "variance", "squared_error")

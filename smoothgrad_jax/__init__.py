@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "app.estimator": ("SmoothedLDA",),
     "app.report": ("Excerpt", "typical_documents", "write_report"),
+    "app.saved_models": ("SavedModel", "load_model", "save_model"),
     "core.adaptive": ("Adaptive",),
     "core.diagnostics": ("averaged_step", "bias_variance", "count_negative"),
     "core.schedules": ("phase_out", "robbins_monro"),
@@ -26,9 +27,9 @@ _NAMES = {
     "models.lda.document_fit": ("LocalInfo",),
     "models.lda.model": ("LDA", "elbo", "local_step", "log_predictive", "split_documents"),
     "models.lda.topics": ("init_topics", "seed_topics", "topics"),
+    "training.checkpoints": ("Checkpoint", "Checkpoints"),
     "training.driver": ("Progress", "Training", "fit"),
     "training.engines": ("NotFiniteError",),
-    "app.saved": ("Checkpoint", "Checkpoints", "SavedModel", "load_model", "save_model"),
 }
 _MODULES = {  # modules that are used by their own name
     "adaptive": "core.adaptive",

@@ -3,11 +3,9 @@ from smoothgrad_jax.app.estimator import SmoothedLDA as SmoothedLDA
 from smoothgrad_jax.app.report import Excerpt as Excerpt
 from smoothgrad_jax.app.report import typical_documents as typical_documents
 from smoothgrad_jax.app.report import write_report as write_report
-from smoothgrad_jax.app.saved import Checkpoint as Checkpoint
-from smoothgrad_jax.app.saved import Checkpoints as Checkpoints
-from smoothgrad_jax.app.saved import SavedModel as SavedModel
-from smoothgrad_jax.app.saved import load_model as load_model
-from smoothgrad_jax.app.saved import save_model as save_model
+from smoothgrad_jax.app.saved_models import SavedModel as SavedModel
+from smoothgrad_jax.app.saved_models import load_model as load_model
+from smoothgrad_jax.app.saved_models import save_model as save_model
 from smoothgrad_jax.core import adaptive as adaptive
 from smoothgrad_jax.core import diagnostics as diagnostics
 from smoothgrad_jax.core import window as window
@@ -50,6 +48,8 @@ from smoothgrad_jax.models.lda.model import split_documents as split_documents
 from smoothgrad_jax.models.lda.topics import init_topics as init_topics
 from smoothgrad_jax.models.lda.topics import seed_topics as seed_topics
 from smoothgrad_jax.models.lda.topics import topics as topics
+from smoothgrad_jax.training.checkpoints import Checkpoint as Checkpoint
+from smoothgrad_jax.training.checkpoints import Checkpoints as Checkpoints
 from smoothgrad_jax.training.driver import Progress as Progress
 from smoothgrad_jax.training.driver import Training as Training
 from smoothgrad_jax.training.driver import fit as fit

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from smoothgrad_jax import LDA
-from smoothgrad_jax.app import saved
 from smoothgrad_jax.training import driver as training
+from smoothgrad_jax.training.checkpoints import Checkpoints, check_same
 
 V, K, D, B = 80, 4, 120, 10
 STEPS, EVERY = 100, 2
@@ -34,12 +34,12 @@ def live(folder, cache, pipe, pause):
     rng = np.random.default_rng(0)
     X, lam = rng.poisson(0.1, (D, V)), rng.gamma(100, 0.01, (V, K)).astype(np.float32)
     settings = {"steps": STEPS, "batch_size": B}
-    checkpoints = saved.Checkpoints(folder)
+    checkpoints = Checkpoints(folder)
     last = checkpoints.latest()
     history, first = [], 0
     if last:
         assert not last.damaged  # no kill damages a checkpoint that has its name
-        saved.check_same(last.settings, settings)
+        check_same(last.settings, settings)
         lam, history, first = last.state, last.history, last.step
     key = jax.random.wrap_key_data(np.array([0, 5], np.uint32))
     options = {"window": 5, "rho": 0.1, "batch_size": B, "key": key, "threads": 2, "every": EVERY}

@@ -25,7 +25,7 @@ import jax
 import numpy as np
 import scipy.sparse
 
-from smoothgrad_jax.app import progress, runs, saved
+from smoothgrad_jax.app import progress, runs, saved_models
 from smoothgrad_jax.app.runs import Run
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.row_sparse.state import RowSparseState
@@ -35,6 +35,7 @@ from smoothgrad_jax.data.corpus import Corpus
 from smoothgrad_jax.models.lda import inference
 from smoothgrad_jax.models.lda.model import LDA
 from smoothgrad_jax.training import driver
+from smoothgrad_jax.training.checkpoints import Checkpoints, fingerprint
 from smoothgrad_jax.training.settings import DEFAULTS, Settings, window_object
 
 try:
@@ -350,7 +351,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         """Return exp(−score): the number of equally likely words that would be as hard to predict."""
         return float(np.exp(-self.score(X)))
 
-    def to_model(self, vocabulary: Sequence[str] | None = None) -> saved.SavedModel:
+    def to_model(self, vocabulary: Sequence[str] | None = None) -> saved_models.SavedModel:
         """Return the topics as a :class:`smoothgrad_jax.SavedModel`, which can be saved and reported.
 
         Parameters
@@ -364,7 +365,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         if vocabulary is not None and len(vocabulary) != self.n_features_in_:
             raise ValueError(f"expected {self.n_features_in_} words, got {len(vocabulary)}")
         settings = {name: value for name, value in self.get_params().items() if isinstance(value, int | float | str)}
-        return saved.SavedModel(
+        return saved_models.SavedModel(
             lam=self._lam(),
             alpha=self.doc_topic_prior_,
             eta=_word_major(self.topic_word_prior_),
@@ -429,7 +430,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
     def _new_run(self, X: Any, held_out: Any, settings: Settings, rng: np.random.Generator) -> Run:
         corpus, key, last, facts = Corpus.of(X), jax.random.key(settings.seed), None, {}
         if self._checkpoints():
-            facts["corpus"] = saved.fingerprint(corpus)
+            facts["corpus"] = fingerprint(corpus)
             last = self._checkpoints().latest()
             if last and not self.resume:
                 raise OptionError("checkpoints", f"names a folder with a run; resume=True continues it: {last.path}")
@@ -440,7 +441,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
 
     def _checkpoints(self) -> Any:
         if self.checkpoints is not None:
-            return saved.Checkpoints(self.checkpoints)
+            return Checkpoints(self.checkpoints)
         for name, default in (("resume", False), ("checkpoint_every", DEFAULTS.checkpoint_every)):
             if getattr(self, name) != default:
                 raise OptionError(name, "has no effect without checkpoints")

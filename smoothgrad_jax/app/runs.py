@@ -18,8 +18,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from smoothgrad_jax.app import saved
-from smoothgrad_jax.app.saved import Checkpoint, Checkpoints
 from smoothgrad_jax.core.schedules import robbins_monro
 from smoothgrad_jax.core.types import Array, ArrayLike, PRNGKey, PyTree
 from smoothgrad_jax.data.corpus import Corpus
@@ -27,6 +25,7 @@ from smoothgrad_jax.models.lda import inference, priors
 from smoothgrad_jax.models.lda.model import LDA
 from smoothgrad_jax.models.lda.topics import seed_topics
 from smoothgrad_jax.training import driver
+from smoothgrad_jax.training.checkpoints import Checkpoint, Checkpoints, check_same
 from smoothgrad_jax.training.driver import Progress
 from smoothgrad_jax.training.settings import DEFAULTS, OPTIONS, Settings, window_object
 
@@ -106,7 +105,7 @@ def check_resumable(checkpoint: Checkpoint, settings: Settings, facts: Mapping[s
     ignored = {"learned"} | {name for name, option in OPTIONS.items() if option.may_change}
     pair = (checkpoint.settings, settings.as_json() | dict(facts))
     then, now = ({name: value for name, value in each.items() if name not in ignored} for each in pair)
-    saved.check_same(then, now)
+    check_same(then, now)
 
 
 class PriorLearner:

@@ -13,7 +13,9 @@ import importlib
 import io
 import json
 import os
+import platform
 import shutil
+import sys
 import time
 import warnings
 import zlib
@@ -23,6 +25,8 @@ from typing import Any, BinaryIO, NotRequired, Protocol, TypedDict
 
 import numpy as np
 import numpy.typing as npt
+
+from smoothgrad_jax import __version__
 
 _CHUNK_BYTES = 1 << 22
 
@@ -292,6 +296,14 @@ def json_values(name: str, value: Any) -> Any:
         return json.loads(json.dumps(value, default=from_numpy))
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{name} must be a value that JSON can represent, got {error}") from error
+
+
+def package_versions() -> dict[str, str]:
+    """Return the versions of the packages that compute, and the machine's architecture, for the record in a file."""
+    versions = {"smoothgrad_jax": __version__, "python": platform.python_version(), "numpy": np.__version__}
+    if "jax" in sys.modules:  # a model can be read and written without jax
+        versions["jax"] = sys.modules["jax"].__version__
+    return versions | {"machine": platform.machine()}
 
 
 @contextlib.contextmanager

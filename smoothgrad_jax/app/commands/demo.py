@@ -7,7 +7,7 @@ import time
 from argparse import Namespace
 from pathlib import Path
 
-from smoothgrad_jax.app import demo_corpus, report, saved
+from smoothgrad_jax.app import demo_corpus, report, saved_models
 from smoothgrad_jax.app.commands.inputs import provenance
 from smoothgrad_jax.app.commands.output import CommandError, check_folder_of, print_topics, say, size_of
 from smoothgrad_jax.app.commands.training import new_run, saved_model, train
@@ -19,7 +19,7 @@ from smoothgrad_jax.training.settings import Settings
 def run(args: Namespace) -> int:
     """Train on the documentation strings, save the model and write a report."""
     out, start = Path(args.out), time.perf_counter()
-    if out.exists() and not ((out / "model.json").exists() and saved.load_model(out).settings.get("demo")):
+    if out.exists() and not ((out / "model.json").exists() and saved_models.load_model(out).settings.get("demo")):
         raise CommandError(f"{out}: exists and is not the folder of a demo; give another folder with --out")
     check_folder_of(out)
     source = readers.open_source(_documentation(), field="text", format="jsonl")
@@ -29,7 +29,7 @@ def run(args: Namespace) -> int:
     training = new_run(stored, settings, provenance(stored) | {"demo": True})
     code = train(training, as_json=False)
     model = saved_model(training, stored)
-    saved.save_model(out, model)
+    saved_models.save_model(out, model)
     typical = report.typical_documents(model.transform(stored.corpus), source.texts())
     path = report.write_report(out / "report.html", model, documents=typical, title="Topics in Python's documentation")
     print_topics(model, 10)

@@ -3,12 +3,12 @@
 from argparse import Namespace
 from pathlib import Path
 
-from smoothgrad_jax.app import runs, saved
+from smoothgrad_jax.app import runs, saved_models
 from smoothgrad_jax.app.cli import given_settings
 from smoothgrad_jax.app.commands.inputs import open_corpus, provenance, word_options
 from smoothgrad_jax.app.commands.output import INTERRUPTED, CommandError, emit, event_of, print_topics, say, size_of
 from smoothgrad_jax.app.commands.training import new_run, saved_model, train
-from smoothgrad_jax.app.saved import Checkpoint, Checkpoints
+from smoothgrad_jax.training.checkpoints import Checkpoint, Checkpoints
 from smoothgrad_jax.training.settings import Settings
 
 _TOPICS_SHOWN, _WORDS_SHOWN = 20, 10
@@ -36,7 +36,7 @@ def run(args: Namespace) -> int:
         say(f"{out}: all {training.steps:,} steps are complete; give more --passes to continue")
     code = train(training, args.json, checkpoints)
     model = saved_model(training, stored)
-    saved.save_model(out, model)
+    saved_models.save_model(out, model)
     if args.json:
         latest = training.history[-1] if training.history else {}
         emit({"event": event_of(code), "model": str(out)} | latest | {"step": training.step})

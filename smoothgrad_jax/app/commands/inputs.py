@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse
 
-from smoothgrad_jax.app import saved
 from smoothgrad_jax.app.commands.output import CommandError, reading_progress, say, say_dropped
-from smoothgrad_jax.app.saved import Checkpoint, SavedModel
+from smoothgrad_jax.app.saved_models import SavedModel
 from smoothgrad_jax.data import batches, readers, store
 from smoothgrad_jax.data.readers import Source
 from smoothgrad_jax.data.store import Stored
+from smoothgrad_jax.training.checkpoints import Checkpoint, fingerprint
 
 _WORD_OPTIONS = ("vocabulary", "min_df", "max_df", "max_features", "stop_words", "token_pattern")
 
@@ -70,7 +70,7 @@ def provenance(stored: Stored) -> dict[str, Any]:
     if "files" in manifest:  # a corpus folder, whose checksums are known
         mark = hashlib.sha256(json.dumps(manifest["files"], sort_keys=True).encode()).hexdigest()[:16]
     else:
-        mark = saved.fingerprint(stored.corpus)
+        mark = fingerprint(stored.corpus)
     return {"corpus": mark, "tokens": manifest["tokens"]}
 
 

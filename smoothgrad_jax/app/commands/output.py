@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from smoothgrad_jax.app.saved import SavedModel
+from smoothgrad_jax.app.saved_models import SavedModel
 from smoothgrad_jax.data.durable_files import replacing
 from smoothgrad_jax.data.store import Stored
 
@@ -72,7 +72,7 @@ def print_topics(model: SavedModel, num_words: int, most: int | None = None, eve
       most: Largest number of topics to print.
       everything: Print all topics.
     """
-    prevalence, words = model.shares(), model.top_words(num_words)
+    prevalence, words = model.topic_proportions(), model.top_words(num_words)
     order = np.argsort(-prevalence, kind="stable").tolist()
     used = [k for k in order if everything or prevalence[k] >= _FEW_WORDS / len(order)]
     for k in used[:most]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from smoothgrad_jax.app import report, saved
+from smoothgrad_jax.app import report, saved_models
 from smoothgrad_jax.app.commands.inputs import open_for_model
 from smoothgrad_jax.app.commands.output import check_folder_of
 
@@ -15,7 +15,7 @@ def run(args: Namespace) -> int:
     path = Path(args.out) if args.out else Path(args.model) / "report.html"
     if args.out:
         check_folder_of(path)
-    model = saved.load_model(args.model)
+    model = saved_models.load_model(args.model)
     typical = None
     if args.inputs:
         documents = open_for_model(args, model)

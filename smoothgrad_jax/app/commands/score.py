@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import numpy as np
 
-from smoothgrad_jax.app import saved
+from smoothgrad_jax.app import saved_models
 from smoothgrad_jax.app.commands.inputs import open_for_model
 from smoothgrad_jax.app.commands.output import CommandError, check_output, emit, row_writer
 from smoothgrad_jax.models.lda import inference
@@ -15,7 +15,7 @@ from smoothgrad_jax.models.lda import inference
 def run(args: Namespace) -> int:
     """Print nats per held-out word; with ``--out`` also write one row per document."""
     check_output(args.out)
-    model = saved.load_model(args.model)
+    model = saved_models.load_model(args.model)
     documents, scores, first = open_for_model(args, model), [], 0
     with row_writer(args.out, ["log_prob", "words"], "scores") if args.out else nullcontext(None) as write:
         for part in documents.parts():

@@ -13,8 +13,9 @@ import numpy as np
 from smoothgrad_jax.app import progress, runs
 from smoothgrad_jax.app.commands.output import INTERRUPTED, emit, say
 from smoothgrad_jax.app.runs import Run
-from smoothgrad_jax.app.saved import Checkpoint, Checkpoints, SavedModel
+from smoothgrad_jax.app.saved_models import SavedModel
 from smoothgrad_jax.data.store import Stored
+from smoothgrad_jax.training.checkpoints import Checkpoint, Checkpoints
 from smoothgrad_jax.training.driver import Progress
 from smoothgrad_jax.training.engines import NotFiniteError
 from smoothgrad_jax.training.settings import Settings

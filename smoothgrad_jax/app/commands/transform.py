@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 
-from smoothgrad_jax.app import saved
+from smoothgrad_jax.app import saved_models
 from smoothgrad_jax.app.commands.inputs import open_for_model
 from smoothgrad_jax.app.commands.output import check_output, row_writer
 
@@ -10,7 +10,7 @@ from smoothgrad_jax.app.commands.output import check_output, row_writer
 def run(args: Namespace) -> int:
     """Write one row of topic proportions per document."""
     check_output(args.out)
-    model = saved.load_model(args.model)
+    model = saved_models.load_model(args.model)
     documents, first = open_for_model(args, model), 0
     with row_writer(args.out, [f"topic {k}" for k in range(model.lam.shape[1])], "theta") as write:
         for part in documents.parts():

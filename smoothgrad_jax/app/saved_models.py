@@ -1,0 +1,327 @@
+"""Models on disk: plain ``.npy`` arrays and JSON. Reading a model executes nothing.
+
+A model is a folder:
+
+| file                            | content                                                                           |
+|---------------------------------|-----------------------------------------------------------------------------------|
+| ``model.json``                  | format, version, kind of model, D, settings, history; size and checksum of every  |
+|                                 | other file                                                                        |
+| ``lam.npy``                     | λ [V, K], float32 or float64                                                      |
+| ``alpha.npy``, ``eta.npy``      | priors: α of shape () or [K], η of any shape that broadcasts to λ                 |
+| ``prevalence.npy`` (optional)   | expected fraction of the corpus per topic [K]                                     |
+| ``word_counts.npy`` (optional)  | occurrences of each word in the corpus [V]                                        |
+| ``vocabulary.txt`` (optional)   | the V words, UTF-8, one per line                                                  |
+
+A model is replaced atomically. The new files are written first, as ``NAME.new``, with ``model.json.new`` last. Once
+``model.json.new`` is complete, the new files are the model, also if the process is killed while it renames them. Other
+files in the folder are not changed, for example those in ``checkpoints/``.
+"""
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from smoothgrad_jax.data import durable_files
+from smoothgrad_jax.data.durable_files import LoadError
+
+if TYPE_CHECKING:
+    from smoothgrad_jax.models.lda.model import LDA  # importing jax would slow down commands that only read a model
+
+_FORMAT, _VERSION, _KIND = "smoothgrad model", 1, "lda"
+_REQUIRED, _OPTIONAL = ("lam", "alpha", "eta"), ("prevalence", "word_counts")
+_VOCABULARY = "vocabulary.txt"
+_FILES = (*(f"{name}.npy" for name in (*_REQUIRED, *_OPTIONAL)), _VOCABULARY)
+
+
+class SavedModel(NamedTuple):
+    """Topics and everything that is needed to use them.
+
+    Attributes:
+      lam: λ [V, K].
+      alpha: α, one number or [K].
+      eta: η, one number or an array that broadcasts to λ.
+      num_docs: D.
+      vocabulary: The V words, or None.
+      settings: The settings of the run, as values that JSON can represent.
+      history: Records of the run, such as step and score.
+      prevalence: The expected fraction of the corpus per topic [K], or None.
+      word_counts: Occurrences of each word in the corpus [V], or None.
+    """
+
+    lam: npt.NDArray
+    alpha: npt.ArrayLike
+    eta: npt.ArrayLike
+    num_docs: float
+    vocabulary: list[str] | None
+    settings: dict[str, Any]
+    history: list[dict[str, Any]]
+    prevalence: npt.NDArray | None = None
+    word_counts: npt.NDArray | None = None
+
+    def topics(self) -> npt.NDArray[np.float64]:
+        """Return E[β] as [K, V]: one row per topic, which sums to one."""
+        lam = np.asarray(self.lam, np.float64)
+        return (lam / lam.sum(0)).T
+
+    def topic_proportions(self) -> npt.NDArray[np.float64]:
+        """Return the expected fraction of the corpus per topic [K]; computed from λ if the model does not store it."""
+        mass = np.asarray(self.lam).sum(0, dtype=np.float64) if self.prevalence is None else self.prevalence
+        return np.asarray(mass, np.float64) / np.sum(mass)
+
+    def words(self) -> list[str]:
+        """Return the vocabulary, or the word numbers as text if the model has no vocabulary."""
+        return list(self.vocabulary) if self.vocabulary is not None else [str(w) for w in range(len(self.lam))]
+
+    def top_words(self, n: int = 10) -> list[list[tuple[str, float]]]:
+        """Return the n most probable words per topic with their probabilities; ties in the order of the vocabulary."""
+        words = self.words()
+        best = [(beta, np.argsort(-beta, kind="stable")[:n]) for beta in self.topics()]
+        return [[(words[w], float(beta[w])) for w in order] for beta, order in best]
+
+    def lda(self) -> "LDA":
+        """Return the priors as a :class:`smoothgrad_jax.LDA`."""
+        from smoothgrad_jax.models.lda.model import LDA
+
+        return LDA(self.alpha, self.eta, self.num_docs)
+
+    def transform(self, documents: Any, **options: Any) -> npt.NDArray:
+        """Return E[θ] of documents as [D, K].
+
+        Args:
+          documents: As in :func:`smoothgrad_jax.models.inference.proportions`.
+          **options: Of the same function.
+        """
+        import jax
+
+        from smoothgrad_jax.models.lda import inference
+
+        lam = np.asarray(self.lam, None if jax.config.jax_enable_x64 else np.float32)
+        return inference.proportions(self.lda(), lam, documents, **options)
+
+    def pyldavis_inputs(self, corpus: Any = None) -> dict[str, Any]:
+        """Return the arguments of ``pyLDAvis.prepare`` for these topics; see :meth:`to_pyldavis`."""
+        if corpus is None:
+            # One document with the statistics of the corpus: pyLDAvis shows only the totals per topic and per word.
+            words = np.asarray(self.lam).sum(1, dtype=np.float64) if self.word_counts is None else self.word_counts
+            theta, lengths = self.topic_proportions()[None], np.array([np.sum(words)])
+        else:
+            from smoothgrad_jax.data.corpus import Corpus
+
+            corpus = Corpus.of(corpus)
+            theta, words = self.transform(corpus).astype(np.float64), corpus.word_counts()
+            ends = np.asarray(corpus.indptr) - corpus.indptr[0]
+            counts = np.asarray(corpus.data[corpus.indptr[0] : corpus.indptr[-1]], np.float64)
+            lengths = np.diff(np.concatenate([[0.0], np.cumsum(counts)])[ends])
+        return {
+            "topic_term_dists": self.topics(),
+            "doc_topic_dists": theta / theta.sum(1, keepdims=True),
+            "doc_lengths": lengths,
+            "vocab": self.words(),
+            "term_frequency": words,
+        }
+
+    def to_pyldavis(self, corpus: Any = None, **options: Any) -> Any:
+        """Return the topics as pyLDAvis shows them: ``pyLDAvis.save_html(model.to_pyldavis(), "topics.html")``.
+
+        Args:
+          corpus: The documents from which the sizes of topics and words are counted. The default are the totals of
+            the training documents, as far as the model stores them.
+          **options: Of ``pyLDAvis.prepare``. The default of ``mds`` is the map of our report, because that of
+            pyLDAvis 3.4 computes complex coordinates with recent NumPy and fails.
+
+        Raises:
+          ImportError: If pyLDAvis is not installed.
+        """
+        try:
+            import pyLDAvis
+        except ImportError as error:
+            raise ImportError("to_pyldavis needs pyLDAvis: pip install pyLDAvis") from error
+        return pyLDAvis.prepare(**self.pyldavis_inputs(corpus), **{"mds": _topic_map} | options)
+
+
+def save_model(path: str | os.PathLike, model: SavedModel) -> None:
+    """Write a model into a folder, and replace a model that is there atomically.
+
+    Args:
+      path: The folder, which is created if necessary. Other files in it are not changed.
+      model: The model.
+
+    Raises:
+      ValueError: If the parts of the model do not match.
+      SaveError: If the model cannot be written (disk full, no permission, …). A previous model is unchanged.
+    """
+    model = _checked(model)
+    folder = Path(path)
+    facts = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "model": _KIND,
+        "made_by": durable_files.package_versions(),
+        "num_docs": model.num_docs,
+        "settings": durable_files.json_values("settings", model.settings),
+        "history": durable_files.json_values("history", model.history),
+    }
+    remedy = "the previous content is unchanged; free some space, or choose another folder"
+    with durable_files.saving(folder, lambda: remedy):
+        durable_files.make_folder(folder)
+        _complete_renaming(folder)
+        try:
+            files = {}
+            for name in (*_REQUIRED, *_OPTIONAL):
+                if getattr(model, name) is not None:
+                    path = folder / f"{name}.npy.new"
+                    files[f"{name}.npy"] = durable_files.write_array(path, getattr(model, name))
+            if model.vocabulary is not None:
+                lines = "".join(f"{word}\n" for word in model.vocabulary).encode()
+                files[_VOCABULARY] = durable_files.write_file(folder / f"{_VOCABULARY}.new", [lines])
+            durable_files.sync_folder(folder)
+            durable_files.write_json(folder / "model.json.new", facts | {"files": files})
+            durable_files.sync_folder(folder)
+        except BaseException:
+            _remove_new_files(folder)
+            raise
+        _complete_renaming(folder)
+
+
+def load_model(path: str | os.PathLike) -> SavedModel:
+    """Read a model from its folder.
+
+    Raises:
+      LoadError: If the folder has no model, or the model is damaged or of a newer version.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise LoadError(
+            f"{folder}: expected the folder of a model, got a file" if folder.exists() else f"{folder}: missing"
+        )
+    started_at = _modification(folder)
+    try:
+        return _load(folder)
+    except LoadError:
+        if _modification(folder) == started_at:
+            raise
+    return _load(folder)  # another process replaced the model while this one read it
+
+
+def _topic_map(topics: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Return points [K, 2] for topics [K, V], as in the report."""
+    from smoothgrad_jax.app import report  # scipy, which only this function needs
+
+    return report.plane(report.jensen_shannon(np.asarray(topics)))[0]  # pyLDAvis passes a DataFrame
+
+
+def _checked(model: SavedModel) -> SavedModel:
+    """Return the model with arrays of the right shapes, or raise a ValueError that names the problem."""
+    lam = np.asarray(model.lam)
+    if lam.ndim != 2 or lam.dtype not in (np.float32, np.float64) or not lam.size:
+        raise ValueError(f"λ must be float32 or float64 of shape [V, K], got {lam.dtype} of shape {lam.shape}")
+    num_words, num_topics = lam.shape
+    shapes = {"lam": lam.shape, "alpha": (num_topics,), "eta": lam.shape}
+    counts = {"prevalence": (num_topics,), "word_counts": (num_words,)}
+    arrays: dict[str, Any] = {
+        name: np.asarray(getattr(model, name)) for name in (*shapes, *counts) if getattr(model, name) is not None
+    }
+    for name, array in arrays.items():
+        if array.dtype.kind not in "fiu" or not np.isfinite(array).all():
+            raise ValueError(f"{name} must be finite numbers, got {array.dtype}")
+        if name in shapes:
+            if not _broadcasts(array.shape, shapes[name]):
+                raise ValueError(f"{name} must broadcast to {shapes[name]}, got shape {array.shape}")
+            if not (array > 0).all():
+                raise ValueError(f"{name} must be positive, got {array.min()}")
+        elif array.shape != counts[name]:
+            raise ValueError(f"{name} must have shape {counts[name]}, got {array.shape}")
+        elif not (array >= 0).all():
+            raise ValueError(f"{name} must not be negative, got {array.min()}")
+    num_docs = float(model.num_docs)
+    if not 0 < num_docs < float("inf"):
+        raise ValueError(f"num_docs must be a positive number, got {model.num_docs}")
+    return model._replace(num_docs=num_docs, vocabulary=_checked_vocabulary(model.vocabulary, num_words), **arrays)
+
+
+def _checked_vocabulary(vocabulary: list[str] | None, num_words: int) -> list[str] | None:
+    if vocabulary is None:
+        return None
+    vocabulary = list(map(str, vocabulary))
+    if len(vocabulary) != num_words:
+        raise ValueError(f"the vocabulary has {len(vocabulary)} words, but λ has {num_words} rows")
+    for i, word in enumerate(vocabulary):
+        if "\n" in word or word.encode(errors="replace").decode() != word:
+            raise ValueError(f"word {i} of the vocabulary cannot be stored as a line of UTF-8: {word!r}")
+    return vocabulary
+
+
+def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    try:
+        return np.broadcast_shapes(shape, to) == to
+    except ValueError:
+        return False
+
+
+def _complete_renaming(folder: Path) -> None:
+    """Rename the new files of a complete model; remove those of an incomplete one."""
+    try:
+        facts = durable_files.read_json(folder / "model.json.new", _FORMAT, _VERSION)
+    except LoadError:
+        _remove_new_files(folder)
+        return
+    for name in _FILES:
+        if name in facts["files"] and (folder / f"{name}.new").exists():
+            os.replace(folder / f"{name}.new", folder / name)
+    durable_files.sync_folder(folder)
+    os.replace(folder / "model.json.new", folder / "model.json")
+    durable_files.sync_folder(folder)
+    for name in _FILES:
+        if name not in facts["files"]:
+            (folder / name).unlink(missing_ok=True)
+
+
+def _remove_new_files(folder: Path) -> None:
+    for name in ("model.json", *_FILES):
+        (folder / f"{name}.new").unlink(missing_ok=True)
+
+
+def _load(folder: Path) -> SavedModel:
+    is_new, path = True, folder / "model.json.new"
+    try:
+        facts = durable_files.read_json(path, _FORMAT, _VERSION)
+    except LoadError:
+        is_new, path = False, folder / "model.json"
+        facts = durable_files.read_json(path, _FORMAT, _VERSION)
+    if facts.get("model", _KIND) != _KIND:  # the first folders did not name the kind
+        raise LoadError(f"{path}: this package reads models of the kind {_KIND!r}, got {facts['model']!r}")
+
+    def find(name: str) -> Path:
+        """Return the new file until it is renamed."""
+        new = folder / f"{name}.new"
+        return new if is_new and new.exists() else folder / name
+
+    with durable_files.loading(path):
+        files = {name: facts["files"].get(name) for name in _FILES}
+        arrays = {
+            name: np.array(durable_files.read_array(find(f"{name}.npy"), files[f"{name}.npy"]))
+            for name in (*_REQUIRED, *_OPTIONAL)
+            if files[f"{name}.npy"] or name in _REQUIRED
+        }
+        vocabulary = None
+        if files[_VOCABULARY]:
+            durable_files.verify(find(_VOCABULARY), files[_VOCABULARY])
+            vocabulary = find(_VOCABULARY).read_bytes().decode().split("\n")[:-1]
+        settings, history = dict(facts["settings"]), list(facts["history"])
+        return _checked(
+            SavedModel(num_docs=facts["num_docs"], vocabulary=vocabulary, settings=settings, history=history, **arrays)
+        )
+
+
+def _modification(folder: Path) -> list[tuple[str, int, int, int]]:
+    """Return values that change when a model is replaced."""
+    found = []
+    for name in ("model.json", "model.json.new"):
+        with contextlib.suppress(OSError):
+            status = (folder / name).stat()
+            found.append((name, status.st_ino, status.st_mtime_ns, status.st_size))
+    return found

@@ -1,0 +1,256 @@
+"""Checkpoints: the state of a run on disk, from which :func:`smoothgrad_jax.fit` continues.
+
+| file                            | content                                                                           |
+|---------------------------------|-----------------------------------------------------------------------------------|
+| ``NNNNNN-step-T/``              | a checkpoint, the NNNNNN-th of its folder, after step T                           |
+| ``…/checkpoint.json``           | format, version, structure of the state, sampler, settings, history; size and     |
+|                                 | checksum of every array file                                                      |
+| ``…/*.npy``                     | the arrays of the state, one file per data type                                   |
+|                                 | (:mod:`smoothgrad_jax.training.state_files`)                                      |
+| ``NNNNNN-step-T.…-…``           | left by a process that was killed while it wrote or removed a checkpoint          |
+
+A checkpoint is written under a temporary name, flushed to the disk, and renamed; older checkpoints are removed after
+that. A run continues from a checkpoint to the same bits, on the same machine with the same packages.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from smoothgrad_jax.core.types import PyTree
+from smoothgrad_jax.data import durable_files
+from smoothgrad_jax.data.corpus import Corpus
+from smoothgrad_jax.data.durable_files import LoadError, VersionError
+from smoothgrad_jax.training.minibatches import Sampler
+from smoothgrad_jax.training.state_files import IncompatibleError, read_tree, write_tree
+
+_FORMAT, _VERSION = "smoothgrad checkpoint", 3
+_NAME = re.compile(r"(\d{6,})-step-(\d+)")
+_CHUNK = 1 << 19  # entries of a corpus that are read together
+
+
+class Resumable(Protocol):
+    """A run that can be written; :class:`smoothgrad_jax.Training` between two reports is one."""
+
+    @property
+    def state(self) -> PyTree:
+        """A pytree of arrays, from which the run continues."""
+
+    @property
+    def step(self) -> int:
+        """Number of steps so far."""
+
+    @property
+    def sampler(self) -> Sampler | None:
+        """How minibatches are drawn; see :class:`Checkpoint`."""
+
+
+class Checkpoint(NamedTuple):
+    """The state of a run after some step.
+
+    Attributes:
+      state: The state, an argument of :func:`smoothgrad_jax.fit`.
+      step: Number of steps so far.
+      settings, history: The arguments of :meth:`Checkpoints.write`.
+      sampler: Seed (the data of the key), number of documents, batch size and replacement. With the step they
+        determine the next documents. None if the caller supplied the batches.
+      made_by: Versions of the packages and the architecture of the machine. With others, the last bits may differ.
+      path: The folder of the checkpoint.
+      damaged: One message per later checkpoint that is damaged.
+    """
+
+    state: PyTree
+    step: int
+    settings: dict[str, Any]
+    history: list[dict[str, Any]]
+    sampler: dict[str, Any] | None
+    made_by: dict[str, str]
+    path: Path
+    damaged: tuple[str, ...]
+
+
+class Checkpoints:
+    """The checkpoints of a run, in a folder of their own.
+
+    Args:
+      folder: The folder, which the first :meth:`write` creates.
+      keep: Number of checkpoints that are kept. Writing needs disk space for one more.
+
+    Example::
+
+        checkpoints = Checkpoints("model/checkpoints")
+        last = checkpoints.latest()
+        if last:
+            check_same(last.settings, settings)
+        training = fit(corpus, model, last.state if last else lam, steps=1000 - (last.step if last else 0), key=key)
+        for progress in training:
+            checkpoints.write(training, settings)
+    """
+
+    def __init__(self, folder: str | os.PathLike, keep: int = 2) -> None:
+        if keep < 1:
+            raise ValueError(f"keep must be at least 1, got {keep}")
+        self.folder, self.keep = Path(folder), keep
+
+    def write(
+        self,
+        training: Resumable,
+        settings: Mapping[str, Any] | None = None,
+        history: Sequence[Mapping[str, Any]] = (),
+    ) -> Path:
+        """Write a checkpoint, then remove those beyond ``keep``. The run does not change.
+
+        Allocates no memory in proportion to the state: the arrays are written from where they are.
+
+        Args:
+          training: The run.
+          settings: Settings that must be equal when the run continues, see :func:`check_same`; values that JSON can
+            represent.
+          history: Records of the run so far.
+
+        Returns:
+          The folder of this checkpoint.
+
+        Raises:
+          SaveError: If the checkpoint cannot be written (disk full, no permission, …). Earlier ones are unchanged.
+        """
+        body = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "made_by": durable_files.package_versions(),
+            "step": int(training.step),
+            "sampler": durable_files.json_values("sampler", training.sampler and training.sampler._asdict()),
+            "settings": durable_files.json_values("settings", settings or {}),
+            "history": durable_files.json_values("history", list(history)),
+        }
+        with durable_files.saving(self.folder, self._what_is_left):
+            durable_files.make_folder(self.folder)
+            self._remove_leftovers()
+            found = self._found()
+            path = self.folder / f"{found[-1][0] + 1 if found else 1:06d}-step-{body['step']}"
+            with durable_files.replacing(path, overwrite=False) as new:
+                new.mkdir()
+                written = write_tree(new, training.state)
+                durable_files.write_json(new / "checkpoint.json", body | {"state": written})
+        self._remove(path for _, _, path in self._found()[: -self.keep])
+        return path
+
+    def latest(self, like: PyTree = None) -> Checkpoint | None:
+        """Return the newest intact checkpoint, or None if there are no checkpoints.
+
+        Args:
+          like: An example of the parameters, for a model whose parameters are neither an array nor made of
+            dictionaries, lists and tuples.
+
+        Raises:
+          LoadError: If every checkpoint is damaged, or the newest is of another version of this package, or its state
+            needs ``like`` or 64-bit arrays.
+        """
+        damaged: list[str] = []
+        for _, _, path in reversed(self._found()):
+            try:
+                return _read_checkpoint(path, like)._replace(damaged=tuple(damaged))
+            except (VersionError, IncompatibleError):
+                raise
+            except LoadError as error:
+                damaged.append(str(error))
+        if damaged:
+            found = "; ".join(damaged)
+            raise LoadError(f"{self.folder}: every checkpoint is damaged: {found}. Remove the folder to start again")
+        return None
+
+    def clear(self) -> None:
+        """Remove all checkpoints, the oldest first."""
+        self._remove(path for _, _, path in self._found())
+
+    def _found(self) -> list[tuple[int, int, Path]]:
+        """Return (number, step, path) of every checkpoint, in the order of writing."""
+        try:
+            names = os.listdir(self.folder)
+        except FileNotFoundError:
+            return []
+        except NotADirectoryError as error:
+            raise LoadError(f"{self.folder}: expected a folder of checkpoints, got a file") from error
+        matches = filter(None, map(_NAME.fullmatch, names))
+        return sorted((int(match[1]), int(match[2]), self.folder / match[0]) for match in matches)
+
+    def _remove(self, paths: Iterable[Path]) -> None:
+        # A checkpoint loses its name first, so that no folder with such a name is incomplete.
+        for path in paths:
+            with contextlib.suppress(OSError):
+                os.rename(path, path.with_name(f"{path.name}.old-"))
+        self._remove_leftovers()
+
+    def _remove_leftovers(self) -> None:
+        for path in self.folder.glob("*-step-*.*-*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _what_is_left(self) -> str:
+        with contextlib.suppress(OSError, LoadError):
+            if found := self._found():
+                return f"the checkpoint after step {found[-1][1]} is still there ({found[-1][2]})"
+        return "there is no earlier checkpoint"
+
+
+def check_same(stored: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Check that a run continues with the settings of its checkpoint.
+
+    Args:
+      stored: The settings of the checkpoint.
+      current: The settings of this run.
+
+    Raises:
+      LoadError: If settings differ. The message names each of them with both values.
+    """
+    stored, current = (durable_files.json_values("settings", each) for each in (stored, current))
+
+    def show(settings: Mapping[str, Any], name: str) -> str:
+        return json.dumps(settings[name], ensure_ascii=False) if name in settings else "not set"
+
+    # The texts are compared, because NaN differs from NaN.
+    pairs = {name: (show(stored, name), show(current, name)) for name in {**stored, **current}}
+    changed = [f"{name} was {then}, now {now}" for name, (then, now) in pairs.items() if then != now]
+    if changed:
+        raise LoadError(f"this checkpoint is of another run: {'; '.join(changed)}")
+
+
+def fingerprint(corpus: Corpus) -> str:
+    """Return a short identifier of the documents of a corpus, which is independent of the data types of its arrays.
+
+    Reads the corpus once, in chunks.
+    """
+    first, last = int(corpus.indptr[0]), int(corpus.indptr[-1])
+    crc = zlib.crc32(np.diff(corpus.indptr).astype(np.int64))
+    for start in range(first, last, _CHUNK):
+        chunk = slice(start, min(start + _CHUNK, last))
+        crc = zlib.crc32(np.asarray(corpus.indices[chunk], np.int64), crc)
+        crc = zlib.crc32(np.asarray(corpus.data[chunk], np.float64), crc)
+    return f"{len(corpus.indptr) - 1}x{corpus.num_words}-{crc:08x}"
+
+
+def _read_checkpoint(path: Path, like: PyTree) -> Checkpoint:
+    body = durable_files.read_json(
+        path / "checkpoint.json",
+        _FORMAT,
+        _VERSION,
+        if_older="finish the run with the version that wrote it, or start again",
+    )
+    with durable_files.loading(path):
+        return Checkpoint(
+            state=read_tree(path, body["state"], like),
+            step=body["step"],
+            settings=body["settings"],
+            history=body["history"],
+            sampler=body["sampler"],
+            made_by=body["made_by"],
+            path=path,
+            damaged=(),
+        )
