@@ -195,9 +195,8 @@ def load_model(path: str | os.PathLike) -> SavedModel:
     """
     folder = Path(path)
     if not folder.is_dir():
-        raise LoadError(
-            f"{folder}: expected the folder of a model, got a file" if folder.exists() else f"{folder}: missing"
-        )
+        found = "got a file" if folder.exists() else "which does not exist"
+        raise LoadError(f"{folder}: expected the folder of a model, {found}")
     started_at = _modification(folder)
     try:
         return _load(folder)

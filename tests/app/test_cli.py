@@ -206,7 +206,7 @@ def test_every_command_has_help(capsys):
     ("arguments", "message"),
     [
         (["fit", "missing.txt", "--out", "m"], "missing.txt"),
-        (["topics", "missing"], "missing: expected a model's folder, which is missing"),
+        (["topics", "missing"], "missing: expected the folder of a model, which does not exist"),
         (["fit", "texts.txt", "--out", "model", "--topics", "3"], "--resume continues it, --overwrite replaces it"),
         (["fit", "texts.txt", "--out", "cache", "--topics", "3"], "cache: is not empty"),
         (["fit", "texts.txt", "--out", "texts.txt"], "expected a folder or a new name, got a file"),

@@ -248,7 +248,7 @@ def test_folders_without_a_model_are_named(tmp_path):
         (tmp_path / name).mkdir()
         durable_files.write_json(tmp_path / name / "model.json", facts)
     for name, message in (
-        ("nothing", "nothing: missing"),
+        ("nothing", "nothing: expected the folder of a model, which does not exist"),
         ("file", "expected the folder of a model, got a file"),
         ("empty", r"model.json: missing; every smoothgrad model has this file"),
         ("foreign", "model.json: not a smoothgrad model"),

@@ -19,7 +19,7 @@ import pytest
 from disk import Disk, Killed
 
 from smoothgrad_jax import LDA, Corpus, Exponential, fit, init_topics, phase_out, robbins_monro
-from smoothgrad_jax.core.row_sparse.state import init_rows
+from smoothgrad_jax.core.row_sparse.state import END, RowSparseState, init_rows
 from smoothgrad_jax.data import durable_files
 from smoothgrad_jax.data.durable_files import LoadError, SaveError
 from smoothgrad_jax.training import driver
@@ -36,10 +36,30 @@ def some_documents(rng):
 
 def assert_same(one, other):
     """Two states are equal to the last bit."""
+    one, other = without_padding(one), without_padding(other)
     assert jax.tree.structure(one) == jax.tree.structure(other)
     for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         assert x.dtype == y.dtype
         np.testing.assert_array_equal(x, y)
+
+
+def without_padding(state):
+    """A state whose slots have zeros after the last word: a reused slot has values of an earlier minibatch there."""
+
+    def clear(slot):
+        used = (slot.words < END).sum(1)
+        return slot._replace(
+            values=tuple(
+                tuple(
+                    np.asarray(part) * (np.arange(len(part)) < n).reshape(-1, *[1] * (part.ndim - 1)) for part in parts
+                )
+                for parts, n in zip(slot.values, used, strict=True)
+            )
+        )
+
+    if not isinstance(state, RowSparseState) or state.slots is None:
+        return state
+    return state._replace(slots=tuple(map(clear, state.slots)), leaving=tuple(map(clear, state.leaving)))
 
 
 def copied(state):
@@ -202,7 +222,7 @@ def test_a_full_disk_is_an_error_with_a_name_and_costs_nothing(tmp_path, error):
             done = len(disk.log) <= n
         last = checkpoints.latest()
         assert not last.damaged
-        assert not list(tmp_path.glob("*.*"))
+        assert all(".old-" in path.name for path in tmp_path.glob("*.*"))  # the next checkpoint removes them
         if failure is None:
             assert last.step == 3
         else:
