@@ -30,6 +30,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.linalg
+from scipy.spatial.distance import pdist, squareform
+
+from smoothgrad_jax.data.durable_files import replacing
 
 _TEMPLATE = Path(__file__).with_name("report.html")
 _TOP = 60  # words of a topic that can be shown at any position of the slider
@@ -38,7 +41,6 @@ _HOMES = 12  # topics that are kept for a word, and the least share that is wort
 _LEAST_HOME = 0.005
 _POINTS = 400  # of the held-out curve
 _BLOCK = 1 << 22  # numbers that are looked at together: 32 MB
-_CACHE = 1 << 17  # numbers that stay in a core's cache from one operation to the next: 1 MB
 _BUDGET = 150_000_000  # terms of all Jensen–Shannon distances: one or two seconds
 _LONGEST_TEXT = 1_200
 _LONGEST_WORD = 120
@@ -89,12 +91,8 @@ def write_report(
     if path.is_dir():
         raise IsADirectoryError(f"{path}: expected a file to write; got a folder")
     contents = _page(_content(model, documents, title or "Topics"))
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        beside.write_bytes(contents)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with replacing(path) as temporary:
+        temporary.write_bytes(contents)
     return path
 
 
@@ -204,15 +202,7 @@ def jensen_shannon(beta: np.ndarray) -> np.ndarray:
     Returns:
       [K, K]; at most √log 2.
     """
-    K, V = beta.shape
-    own = _negentropy(beta)
-    divergence = np.zeros((K, K))
-    width = max(1, _CACHE // V)
-    for i in range(K):
-        for first in range(i + 1, K, width):
-            j = slice(first, min(first + width, K))
-            divergence[i, j] = divergence[j, i] = (own[i] + own[j]) / 2 - _negentropy((beta[i] + beta[j]) / 2)
-    return np.sqrt(np.maximum(divergence, 0))
+    return squareform(pdist(beta, "jensenshannon"))
 
 
 def plane(distances: np.ndarray) -> tuple[np.ndarray, float]:
@@ -438,11 +428,6 @@ def _largest(values, number):
     least = np.partition(values, len(values) - number)[len(values) - number]
     candidates = np.flatnonzero(values >= least)
     return candidates[np.argsort(-values[candidates], kind="stable")][:number]
-
-
-def _negentropy(rows):
-    """Σ p log p of each row; 0 log 0 = 0."""
-    return np.einsum("kv,kv->k", rows, np.log(np.maximum(rows, np.finfo(np.float64).tiny)))
 
 
 def _cut(text, longest):

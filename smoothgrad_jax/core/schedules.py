@@ -29,16 +29,6 @@ def robbins_monro(tau: float = 1.0, kappa: float = 0.7) -> Schedule:
     return schedule
 
 
-def default_delay(minibatches_per_pass: float) -> float:
-    """Return the default τ of :func:`robbins_monro`: the number of minibatches per pass, between 1 and 64.
-
-    Where a minibatch is a large part of the data, its statistics have little noise and a pass has few steps, so the
-    steps should be large. With B = D the first step is that of batch variational Bayes. ``experiments/defaults.py``
-    compares other limits than 64.
-    """
-    return min(max(float(minibatches_per_pass), 1.0), 64.0)
-
-
 def phase_out(length: int, start: int, stop: int) -> Schedule:
     """Return window lengths that end in plain SVI: L up to step ``start``, then shorter, and 1 from ``stop`` on.
 

@@ -42,11 +42,6 @@ def sample(key: jax.Array, step: int, num_docs: int, batch_size: int, *, replace
     return draw(seed_of(key), step, num_docs, batch_size, replace)
 
 
-def default_batch_size(num_docs: int) -> int:
-    """Return the default B: D / 32, but at least 32 and at most 256; see ``experiments/defaults.py``."""
-    return min(max(int(num_docs) // 32, 32), 256)
-
-
 def seed_of(key: jax.Array) -> tuple[int, ...]:
     """Return the integers of a key, from which a background thread can draw without JAX."""
     return tuple(np.asarray(jax.random.key_data(key)).ravel().tolist())

@@ -27,7 +27,7 @@ from smoothgrad_jax.core._threads import submit
 from smoothgrad_jax.core.adaptive import Adaptive
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.model import Model, ScoringModel, as_model
-from smoothgrad_jax.core.schedules import default_delay, robbins_monro
+from smoothgrad_jax.core.schedules import robbins_monro
 from smoothgrad_jax.core.svi import check_rho
 from smoothgrad_jax.core.types import LocalStep, PRNGKey, PyTree, Schedule, Warmup
 from smoothgrad_jax.core.window import Window
@@ -35,7 +35,7 @@ from smoothgrad_jax.data.corpus import Corpus
 from smoothgrad_jax.data.sampling import prefetch
 from smoothgrad_jax.training.engines import Engine, EngineOptions, WindowSpec, choose_engine
 from smoothgrad_jax.training.minibatches import Minibatches, Sampler, open_minibatches
-from smoothgrad_jax.training.settings import DEFAULTS
+from smoothgrad_jax.training.settings import DEFAULTS, default_tau
 
 _REPORT_INTERVAL = 0.25  # seconds between two reports, unless the caller asks for a number of steps
 _SCHEDULE_CHUNK = 1024  # values of a schedule that are computed at a time
@@ -142,7 +142,7 @@ def fit(
         engine,
         model,
         window=window,
-        rho=robbins_monro(default_delay(source.batches_per_pass), DEFAULTS.kappa) if rho is None else rho,
+        rho=robbins_monro(default_tau(source.batches_per_pass), DEFAULTS.kappa) if rho is None else rho,
         limits=_limits(source, passes, steps, seconds),
         held_out=_prepare_held_out(model, held_out, key, engine),
         score_every=_check_count("score_every", score_every),

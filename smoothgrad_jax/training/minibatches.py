@@ -12,7 +12,8 @@ from smoothgrad_jax.core.model import Model
 from smoothgrad_jax.core.types import PRNGKey
 from smoothgrad_jax.data.batches import Batch, check_rows
 from smoothgrad_jax.data.corpus import Corpus
-from smoothgrad_jax.data.sampling import default_batch_size, draw, seed_of
+from smoothgrad_jax.data.sampling import draw, seed_of
+from smoothgrad_jax.training.settings import default_batch_size
 
 _DELAY_OF_SUPPLIED_BATCHES = 10  # τ where the number of minibatches per pass is not known
 

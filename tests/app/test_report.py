@@ -187,7 +187,6 @@ def test_blocks_change_nothing(tmp_path, monkeypatch):
     model = a_model()
     whole = write_report(tmp_path / "a.html", model).read_bytes()
     monkeypatch.setattr(report, "_BLOCK", 450)
-    monkeypatch.setattr(report, "_CACHE", 450)
     data, blocks = read(tmp_path / "a.html"), read(write_report(tmp_path / "b.html", model))
     assert whole
     assert {**data, "topics": None} == {**blocks, "topics": None}
