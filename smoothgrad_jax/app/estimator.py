@@ -505,11 +505,12 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         finally:
             run.close()
             model, self._state = run.model, run.state
+            assert isinstance(model, LDA)
             self.n_batch_iter_ = earlier_steps + run.step
             self.components_ = np.asarray(run.params).T.astype(self._fitted_dtype)
             self._components_checksum, self._num_docs = _checksum(self.components_), int(model.num_docs)
             self.doc_topic_prior_ = model.alpha
-            self.topic_word_prior_ = model.eta.T if np.ndim(model.eta) else model.eta
+            self.topic_word_prior_ = np.asarray(model.eta).T if np.ndim(model.eta) else model.eta
 
     def _lam(self) -> np.ndarray:
         return np.ascontiguousarray(np.asarray(self.components_, np.float32).T)

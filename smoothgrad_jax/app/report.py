@@ -156,8 +156,8 @@ def ranked_words(log_p: np.ndarray, log_marginal: np.ndarray, top: int, position
         p, lift = log_p[words], log_p[words] - log_marginal[words]
         some = np.argpartition(mu * p + (1 - mu) * lift, -top)[-top:]
         words = words[(p >= p[some].min()) | (lift >= lift[some].min())]
-    mu = np.linspace(0, 1, positions + 1)[:, None]
-    ranks = np.argpartition(relevance(log_p[words], log_marginal[words], mu), -top, axis=1)[:, -top:]
+    weights = np.linspace(0, 1, positions + 1)[:, None]
+    ranks = np.argpartition(relevance(log_p[words], log_marginal[words], weights), -top, axis=1)[:, -top:]
     words = words[np.unique(ranks)]
     return words[np.argsort(-log_p[words], kind="stable")]
 
@@ -285,7 +285,7 @@ def _page(content):
     for character in "<>&\u2028\u2029":
         data = data.replace(character, f"\\u{ord(character):04x}")
     template = _TEMPLATE.read_text(encoding="utf-8")
-    style, program = (re.search(f"<{tag}>(.*?)</{tag}>", template, re.DOTALL)[1] for tag in ("style", "script"))
+    style, program = (re.findall(f"<{tag}>(.*?)</{tag}>", template, re.DOTALL)[0] for tag in ("style", "script"))
     policy = (
         f"default-src 'none'; script-src {_fingerprint(program)}; style-src {_fingerprint(style)}; "
         "base-uri 'none'; form-action 'none'"
@@ -359,8 +359,10 @@ def _shown(value):
     """A setting as text."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name} = {_shown(part)}" for name, part in value.items())
-    if value is None or isinstance(value, bool | str):
-        return _cut({None: "–", True: "yes", False: "no"}.get(value, str(value)), _LONGEST_TEXT)
+    if value is None or isinstance(value, bool):
+        return {None: "–", True: "yes", False: "no"}[value]
+    if isinstance(value, str):
+        return _cut(value, _LONGEST_TEXT)
     try:
         numbers = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):

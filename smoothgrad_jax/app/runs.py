@@ -131,13 +131,14 @@ class PriorLearner:
         if self._learns_alpha:
             size = min(len(self._documents), _PRIOR_DOCUMENTS)
             some = self._documents[self._rng.choice(len(self._documents), size, replace=False)]
-            found = priors.mean_log(inference.posteriors(model, lam, self._corpus.select(some), **self._options), 1)
+            gamma = inference.posteriors(model, lam, self._corpus.select(some), **self._options)
+            found = np.asarray(priors.mean_log(gamma, 1))
             # A moving average: of many documents, but not of those that were fitted to much older topics.
             old = self._mean_log
-            self._mean_log = found if old is None else old + _PRIOR_WEIGHT * (found - old)
-            model = model._replace(alpha=priors.fit_dirichlet(self._mean_log, model.alpha))
+            self._mean_log = mean_log = found if old is None else old + _PRIOR_WEIGHT * (found - old)
+            model = model._replace(alpha=priors.fit_dirichlet(mean_log, np.asarray(model.alpha)))
         if self._learns_eta:
-            eta = priors.fit_symmetric(float(priors.mean_log(lam, 0)), len(lam), model.eta)
+            eta = priors.fit_symmetric(float(priors.mean_log(lam, 0)), len(lam), float(np.asarray(model.eta)))
             model = model._replace(eta=eta)
         return model
 
@@ -247,7 +248,9 @@ class Run:
     @property
     def model(self) -> LDA:
         """The model with its priors, as given or as learned so far."""
-        return self._training.model
+        model = self._training.model
+        assert isinstance(model, LDA)
+        return model
 
     @property
     def state(self) -> PyTree:
@@ -265,7 +268,7 @@ class Run:
         """
         for report in () if self._is_over else self._training:
             if self._learner:
-                self._training.model = self._learner.update(self._training.model, self._training.params)
+                self._training.model = self._learner.update(self.model, self._training.params)
             report = report._replace(
                 passes=report.passes + self._earlier_passes, seconds=report.seconds + self._earlier_seconds
             )

@@ -54,7 +54,7 @@ def fused(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
                 # move out of the loop what does not change in it.
                 _, hidden = lax.optimization_barrier((i, inputs))
                 inside = dict(enumerate(leaves)) | dict(zip(nonempty, hidden, strict=True))
-                return function(arrays, *tree.unflatten(inside.values()))
+                return function(arrays, *jax.tree.unflatten(tree, inside.values()))
 
             return lax.fori_loop(0, lax.optimization_barrier(jnp.int32(1)), only_iteration, arrays)
 
