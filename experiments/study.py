@@ -48,7 +48,7 @@ from smoothgrad_jax import (
     split_documents,
 )
 from smoothgrad_jax.app.progress import describe
-from smoothgrad_jax.data.store import open_folder
+from smoothgrad_jax.data.corpus_folder import open_folder
 from smoothgrad_jax.training.checkpoints import fingerprint
 
 RESULTS = pathlib.Path(__file__).parent / "results"

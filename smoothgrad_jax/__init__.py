@@ -22,8 +22,8 @@ _NAMES = {
     "data.corpus": ("Corpus",),
     "data.sampling": ("prefetch", "sample"),
     "data.durable_files": ("LoadError", "SaveError"),
-    "data.readers": ("Source", "open_source", "recognise"),
-    "data.unpacking": ("CorpusError",),
+    "data.sources": ("Source", "open_source", "recognise"),
+    "data.compressed_files": ("CorpusError",),
     "models.lda.document_fit": ("LocalInfo",),
     "models.lda.model": ("LDA", "elbo", "local_step", "log_predictive", "split_documents"),
     "models.lda.topics": ("init_topics", "seed_topics", "topics"),
@@ -33,12 +33,13 @@ _NAMES = {
 }
 _MODULES = {  # modules that are used by their own name
     "adaptive": "core.adaptive",
+    "corpus_folder": "data.corpus_folder",
     "diagnostics": "core.diagnostics",
     "dirichlet": "models.dirichlet",
-    "store": "data.store",
     "text": "data.text",
     "window": "core.window",
 }
+_RENAMED = {"store": "data.corpus_folder"}  # a former name of a module, which stays importable
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
 # `from smoothgrad_jax import *` must not fail because an extra is missing.
@@ -49,8 +50,8 @@ __all__ = sorted(
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"{__name__}.{_MODULES[name]}")
+    if name in _MODULES or name in _RENAMED:
+        return importlib.import_module(f"{__name__}.{(_MODULES | _RENAMED)[name]}")
     if name in _MODULE_OF:
         value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
         globals()[name] = value

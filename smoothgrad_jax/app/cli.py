@@ -22,9 +22,10 @@ from typing import Any, NamedTuple, NoReturn
 
 from smoothgrad_jax import __version__
 from smoothgrad_jax.core.errors import OptionError
+from smoothgrad_jax.data import formats
 from smoothgrad_jax.training.settings import DEFAULT_VALUES, OPTIONS, parse_option
 
-FORMATS = ("text", "files", "jsonl", "csv", "tsv", "uci", "ldac", "mm", "svmlight", "npz", "folder")
+FORMATS = formats.NAMES
 _INPUTS = (
     "files or a folder: text with one document per line, a folder of text files, JSON lines, CSV, TSV, UCI docword, "
     "LDA-C, Matrix Market, svmlight, scipy .npz, each also compressed by gzip, bzip2 or xz; or the output of convert"

@@ -1,46 +1,52 @@
-"""A source is counted in one pass and in bounded memory, and then it is known which words are kept.
+"""Count a source in one pass and in bounded memory, then choose the words that are kept.
 
-Counts of documents wait in a *spool*, a temporary file, with numbers for the words as they came. When the source has
-come to its end, the document frequencies decide; the spools are read again, and give the counts in their last form.
+The counts of documents are written to a *spool*, a temporary file, under provisional word numbers. At the end of the
+source, the document frequencies decide which words are kept; then the spools are read again and give the final counts.
 
-    source ──count──▶ spool: documents × (numbers of words, counts)      frequency, total, largest count of each word
+    source ──count──▶ spool: documents × (word numbers, counts)       frequency, total, largest count of each word
                                                   │                                          │
                                                   ▼                                          ▼
-    last form ◀── number → id, sorted ◀── number → place in the alphabet ──▶ which words are kept, and their ids
+    final counts ◀── number → id, sorted ◀── number → alphabetical rank ──▶ which words are kept, and their ids
 
-| kind of source         | numbers of the words                          | words that are kept                      |
-|------------------------|-----------------------------------------------|------------------------------------------|
-| text                   | as they come; afresh when there are a million | by min_df, max_df and max_features       |
-| text, vocabulary given | those of the vocabulary                       | all of the vocabulary                    |
-| counts                 | those of the source                           | all, or by these options if they are set |
-| counts, vocabulary     | those of the vocabulary, by the words' names  | all of the vocabulary                    |
+| kind of source         | word numbers                                       | words that are kept                 |
+|------------------------|----------------------------------------------------|-------------------------------------|
+| text                   | in order of appearance, per spool of a million     | by min_df, max_df and max_features  |
+| text, vocabulary given | ids of the vocabulary                              | all of the vocabulary               |
+| counts                 | ids of the source                                  | all, or by the options that are set |
+| counts, vocabulary     | ids of the vocabulary, matched by name             | all of the vocabulary               |
 
-Memory: the words of one spool, about 150 bytes each; for the words of earlier spools 70 bytes each; the words that are
-kept; and the chunks or the block of documents that are being counted. Nothing grows with the number of documents.
+Memory: the words of one spool, a few numbers per word of the earlier spools, the words that are kept, and the chunk or
+block of documents that is being counted. Nothing grows with the number of documents.
 """
 
 import contextlib
 import heapq
 import itertools
+import os
 import tempfile
 import time
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
 import numpy as np
+import numpy.typing as npt
 import scipy.sparse
 
 from smoothgrad_jax.data import text
-from smoothgrad_jax.data.unpacking import CorpusError
+from smoothgrad_jax.data.compressed_files import CorpusError
+from smoothgrad_jax.data.sources import Source
 
-_SPOOL = 8 << 20  # bytes of a temporary file that stay in memory
-_WORDS = 1_000_000  # words in memory at a time
-_WHOLE = 1 << 32  # counts from here on are floats
+_SPOOL_BYTES = 8 << 20  # size up to which a temporary file stays in memory
+_SPOOL_WORDS = 1_000_000  # distinct words per spool
+_MAX_INTEGER = 1 << 32  # larger counts are stored as floats
 
 OnProgress = Callable[[int, int | None], None]
+Arrays = tuple[npt.NDArray, npt.NDArray, npt.NDArray]  # indptr, indices and data of some documents
+Words = list[str] | IO[bytes]  # words, or a file with one word per line
+NewFile = Callable[[], IO[bytes]]
 
 
 class Counted(NamedTuple):
@@ -49,15 +55,14 @@ class Counted(NamedTuple):
     Attributes:
       num_docs: D, documents without words included.
       num_words: V.
-      num_entries: Entries of the sparse array.
+      num_entries: The number of entries.
       num_tokens: The sum of all counts.
       vocabulary: The V words, or None if they have no names.
-      types: Of the offsets, the ids and the counts.
+      types: The types of offsets, ids and counts.
       limits: The options by which words were chosen, or None if there was no choice.
-      dropped: What is missing; complete when all blocks have been taken. ``empty_documents`` have no word now;
+      dropped: What was left out; complete after all blocks have been read. ``empty_documents`` have no word now;
         ``documents_that_lost_all_words`` are those of them that had one.
-      blocks: Gives the CSR arrays in pieces of some documents, once: offsets (all but the zero that they begin with),
-        ids and counts.
+      blocks: Yields the CSR arrays of consecutive documents, once: offsets without the initial zero, ids and counts.
     """
 
     num_docs: int
@@ -68,121 +73,144 @@ class Counted(NamedTuple):
     types: tuple[np.dtype, np.dtype, np.dtype]
     limits: dict[str, Any] | None
     dropped: dict[str, float]
-    blocks: Callable[[], Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]]
+    blocks: Callable[[], Iterator[Arrays]]
 
 
 @contextlib.contextmanager
 def count(
-    source: Any,
-    what: text.Tokens | None,
+    source: Source,
+    tokens: text.Tokens | None,
     limits: dict[str, Any],
     vocabulary: list[str] | None = None,
     jobs: int | None = None,
     progress: OnProgress | None = None,
-    folder: Any = None,
+    folder: str | os.PathLike | None = None,
 ) -> Iterator[Counted]:
     """Count a source.
 
     Args:
-      source: A :class:`smoothgrad_jax.data.readers.Source`, or what has the same attributes; trusted to keep its
-      promises.
-      what: What a token is, if the source is text.
+      source: The source, whose documents are trusted to be valid.
+      tokens: What a token is, if the source is text.
       limits: ``min_df``, ``max_df`` and ``max_features`` of :func:`smoothgrad_jax.data.text.choose_words`, or
-      ``"auto"``.
+        ``"auto"``.
       vocabulary: The words to count, if they are not to be chosen.
       jobs: Processes that count text.
-      progress: Called with (documents so far, bytes read or None if that is not known), at most five times a
-        second, and at the end.
-      folder: Where the counts wait, by default where the system keeps temporary files.
+      progress: Called with (documents so far, bytes read or None if unknown) at most five times per second, and at the
+        end.
+      folder: Where the spools are written, by default the system's folder for temporary files.
 
     Returns:
-      A context with :class:`Counted`, whose blocks can be taken inside it.
+      A context with :class:`Counted`, whose blocks can be read inside it.
 
     Raises:
-      CorpusError: There is no document, or no word is left; or what the source itself says.
+      CorpusError: If there is no document, no word is left, or the source is not valid.
     """
-    dropped = dict.fromkeys(("empty_documents", "documents_that_lost_all_words", "tokens_outside_vocabulary"), 0)
-    watch = _Watch(progress)
+    dropped: dict[str, float] = dict.fromkeys(
+        ("empty_documents", "documents_that_lost_all_words", "tokens_outside_vocabulary"), 0
+    )
+    tally = _Tally(progress)
     with contextlib.ExitStack() as stack:
 
-        def new_file():
-            return stack.enter_context(_temporary(folder))
+        def new_file() -> IO[bytes]:
+            return stack.enter_context(_temporary_file(folder))
 
-        choose = source.is_text or any(value != "auto" for value in limits.values())
+        choose = vocabulary is None and (source.is_text or any(value != "auto" for value in limits.values()))
         if vocabulary is not None:
-            known, spools, places = _count_known(source, what, vocabulary, jobs, dropped, new_file, watch)
-            choose = False
-        elif source.is_text:
-            known, spools, places = _count_words(source, what, jobs, new_file, watch)
+            known, spools, ranks = _count_vocabulary(source, tokens, vocabulary, jobs, dropped, new_file, tally)
+        elif tokens is not None:
+            known, spools, ranks = _count_text(source, tokens, jobs, new_file, tally)
         else:
-            known, spools, places = _count_numbers(source, new_file, watch)
-        if watch.documents == 0:
+            known, spools, ranks = _count_ids(source, new_file, tally)
+        if tally.documents == 0:
             raise CorpusError(f"{_name(source)}: expected documents, got none")
         kept = np.ones(len(known.frequency), bool)
         if choose:
-            limits = text.set_limits(watch.documents, **limits) if source.is_text else _only_asked(limits)
-            kept = text.choose_words(known.frequency, known.total, watch.documents, **limits)
+            limits = text.set_limits(tally.documents, **limits) if source.is_text else _set_count_limits(limits)
+            kept = text.choose_words(known.frequency, known.total, tally.documents, **limits)
             ids = np.where(kept, np.cumsum(kept) - 1, -1).astype(np.int32)
-            places = [ids if place is None else ids[place] for place in places]
-        num_words, num_tokens = int(np.count_nonzero(kept)), _number(known.total[kept].sum())
+            ranks = [ids if rank is None else ids[rank] for rank in ranks]
         dropped["pruned_words"] = int(np.count_nonzero(known.frequency[~kept]))
-        dropped["pruned_tokens"] = _number(known.total[~kept].sum())
-        types = (
-            np.dtype("<i8"),
-            np.dtype("<u2" if num_words <= 1 << 16 else "<i4"),
-            _type_for(known.largest[kept].max(initial=1)).newbyteorder("<"),
-        )
-        names = None if known.words is None else zip(_lines(known.words), kept, strict=True)
-        yield Counted(
-            num_docs=watch.documents,
-            num_words=num_words,
-            num_entries=int(known.frequency[kept].sum()),
-            num_tokens=num_tokens,
-            vocabulary=None if names is None else [word for word, keep in names if keep],
-            types=types,
-            limits=limits if choose else None,
-            dropped=dropped,
-            blocks=lambda: _last_form(spools, places, num_words, types, dropped),
-        )
-        watch.tell()
+        dropped["pruned_tokens"] = _as_int(known.total[~kept].sum())
+        yield _counted(known, kept, spools, ranks, limits if choose else None, dropped, tally.documents)
+        tally.report()
+
+
+def _counted(
+    known: "_Known",
+    kept: npt.NDArray,
+    spools: "list[_Spool]",
+    ranks: list[npt.NDArray | None],
+    limits: dict[str, Any] | None,
+    dropped: dict[str, float],
+    num_docs: int,
+) -> Counted:
+    num_words = int(np.count_nonzero(kept))
+    types = (
+        np.dtype("<i8"),
+        np.dtype("<u2" if num_words <= 1 << 16 else "<i4"),
+        _count_type(known.largest[kept].max(initial=1)).newbyteorder("<"),
+    )
+    vocabulary = None
+    if known.words is not None:
+        vocabulary = [word for word, keep in zip(_read_words(known.words), kept, strict=True) if keep]
+    return Counted(
+        num_docs=num_docs,
+        num_words=num_words,
+        num_entries=int(known.frequency[kept].sum()),
+        num_tokens=_as_int(known.total[kept].sum()),
+        vocabulary=vocabulary,
+        types=types,
+        limits=limits,
+        dropped=dropped,
+        blocks=lambda: _final_blocks(spools, ranks, num_words, types, dropped),
+    )
 
 
 class _Known(NamedTuple):
-    """What is known of each word: in how many documents, how many tokens, the largest count; a list or file of them."""
+    """Statistics per word.
 
-    frequency: np.ndarray
-    total: np.ndarray
-    largest: np.ndarray
-    words: Any = None
+    Attributes:
+      frequency: The number of documents that contain the word.
+      total: The number of its tokens.
+      largest: Its largest count in a document.
+      words: The words, if they have names.
+    """
+
+    frequency: npt.NDArray
+    total: npt.NDArray
+    largest: npt.NDArray
+    words: Words | None = None
 
 
 class _Spool:
-    """Counts of documents in a temporary file, and what is known of the words by their numbers."""
+    """Counts of documents in a temporary file, and statistics of the words by their numbers."""
 
-    def __init__(self, file):
-        self.file, self.known = file, _Known(*(np.zeros(1024, np.int64) for _ in range(3)))
+    def __init__(self, file: IO[bytes]):
+        self.file = file
+        self.known = _Known(np.zeros(1024, np.int64), np.zeros(1024, np.int64), np.zeros(1024, np.int64))
 
-    def add(self, indptr, numbers, counts):
-        """Documents that have a number once each, with positive counts."""
+    def add(self, indptr: npt.NDArray, numbers: npt.NDArray, counts: npt.NDArray) -> None:
+        """Append documents, in each of which a number occurs once, with positive counts."""
         if numbers.size:
-            room, needed = self.known.frequency.size, int(numbers.max()) + 1
-            kind = np.result_type(self.known.total, counts)
-            if needed > room or kind != self.known.total.dtype:
-                frequency, total, largest = self.fit(room if needed <= room else max(2 * room, needed))
-                self.known = _Known(frequency, total.astype(kind), largest.astype(kind))
+            capacity, needed = self.known.frequency.size, int(numbers.max()) + 1
+            dtype = np.result_type(self.known.total, counts)
+            if needed > capacity or dtype != self.known.total.dtype:
+                known = self.resized(capacity if needed <= capacity else max(2 * capacity, needed))
+                self.known = _Known(known.frequency, known.total.astype(dtype), known.largest.astype(dtype))
             np.add.at(self.known.frequency, numbers, 1)
             np.add.at(self.known.total, numbers, counts)
             np.maximum.at(self.known.largest, numbers, counts)
-            counts = counts.astype(_type_for(counts.max()))
+            counts = counts.astype(_count_type(counts.max()))
         for each in (np.diff(indptr), numbers, counts):
             np.lib.format.write_array(self.file, each, allow_pickle=False)
 
-    def fit(self, size):
-        """What is known of the numbers below ``size``."""
-        return (np.pad(each[:size], (0, max(size - each.size, 0))) for each in self.known[:3])
+    def resized(self, size: int, words: Words | None = None) -> _Known:
+        """Return the statistics of the numbers below ``size``, with their words."""
+        frequency, total, largest = (np.pad(each[:size], (0, max(size - each.size, 0))) for each in self.known[:3])
+        return _Known(frequency, total, largest, words)
 
-    def blocks(self):
-        """What was added, in the same pieces."""
+    def blocks(self) -> Iterator[Arrays]:
+        """Yield the documents in the pieces in which they were added."""
         end = self.file.seek(0, 2)
         self.file.seek(0)
         while self.file.tell() < end:
@@ -190,178 +218,211 @@ class _Spool:
             yield np.concatenate([[0], np.cumsum(lengths)]), numbers, counts
 
 
-class _Watch:
-    """Counts documents and says how far it is, but not too often."""
+class _Tally:
+    """Count documents and report progress, at most five times per second."""
 
-    def __init__(self, progress):
+    def __init__(self, progress: OnProgress | None):
         self.documents, self.progress, self.last = 0, progress, time.monotonic()
 
-    def add(self, indptr):
+    def add(self, indptr: npt.NDArray) -> None:
         self.documents += len(indptr) - 1
         if time.monotonic() - self.last >= 0.2:
-            self.tell()
+            self.report()
 
-    def tell(self):
+    def report(self) -> None:
         self.last = time.monotonic()
         if self.progress is not None:
             self.progress(self.documents, None)
 
 
-def _count_words(source, what, jobs, new_file, watch):
-    """Text whose words are to be found: each spool numbers them as they come."""
-    spools, words, numbers = [], [], {}
-    with contextlib.closing(text.count_stream(source.texts(), what, jobs)) as chunks:
+_Counts = tuple[_Known, list[_Spool], list[npt.NDArray | None]]  # and per spool the ranks of its word numbers
+
+
+def _count_text(source: Source, tokens: text.Tokens, jobs: int | None, new_file: NewFile, tally: _Tally) -> _Counts:
+    """Count text whose words are unknown: each spool numbers them in order of appearance."""
+    spools: list[_Spool] = []
+    words: list[tuple[Words, npt.NDArray]] = []
+    numbers: dict[str, int] = {}
+    with contextlib.closing(text.count_stream(source.texts(), tokens, jobs)) as chunks:
         for chunk in chunks:
-            if not spools or len(numbers) >= _WORDS:
+            if not spools or len(numbers) >= _SPOOL_WORDS:
                 if spools:
-                    words.append(_sort(numbers, new_file()))
-                    spools[-1].known = _Known(*spools[-1].fit(len(numbers)))  # no room for more
+                    words.append(_sort_words(numbers, new_file()))
+                    spools[-1].known = spools[-1].resized(len(numbers))  # free the unused capacity
                 spools.append(_Spool(new_file()))
                 numbers = defaultdict(itertools.count().__next__)
             number = np.fromiter(map(numbers.__getitem__, chunk.words), np.int32, len(chunk.words))
             spools[-1].add(chunk.indptr, number[chunk.indices], chunk.data)
-            watch.add(chunk.indptr)
-    words.append(_sort(numbers))
-    known, places = _merge(spools, words, new_file) if spools else (_Known(*(np.zeros(0, np.int64),) * 3, []), [])
-    return known, spools, places
+            tally.add(chunk.indptr)
+    words.append(_sort_words(numbers))
+    if not spools:
+        nothing = np.zeros(0, np.int64)
+        return _Known(nothing, nothing, nothing, []), [], []
+    known, ranks = _merge(spools, words, new_file)
+    return known, spools, [*ranks]
 
 
-def _count_known(source, what, vocabulary, jobs, dropped, new_file, watch):
-    """A source whose words have the numbers of a vocabulary; what is outside is added to ``dropped``."""
+def _count_vocabulary(
+    source: Source,
+    tokens: text.Tokens | None,
+    vocabulary: list[str],
+    jobs: int | None,
+    dropped: dict[str, float],
+    new_file: NewFile,
+    tally: _Tally,
+) -> _Counts:
+    """Count a source with the words of a vocabulary; tokens outside are added to ``dropped``."""
     spool, numbers = _Spool(new_file()), {word: i for i, word in enumerate(vocabulary)}
-    if source.is_text:
-        stream = (text.renumber(chunk, numbers) for chunk in text.count_stream(source.texts(), what, jobs))
+    if tokens is not None:
+        stream = (text.renumber(chunk, numbers) for chunk in text.count_stream(source.texts(), tokens, jobs))
     elif source.vocabulary is not None:
         number = np.array([numbers.get(word, -1) for word in source.vocabulary], np.int32)
-        stream = (_once(*text.keep_entries(indptr, number[ids], n)) for indptr, ids, n in _blocks(source))
+        stream = (_add_duplicates(text.keep_entries(indptr, number[ids], n)) for indptr, ids, n in _blocks(source))
     else:
         raise CorpusError(f"{_name(source)}: its words have no names, so that a vocabulary cannot choose among them")
     with contextlib.closing(stream):
-        for indptr, ids, counts, outside, lost in stream:
-            spool.add(indptr, ids, counts)
-            dropped["tokens_outside_vocabulary"] = _number(dropped["tokens_outside_vocabulary"] + outside)
-            dropped["documents_that_lost_all_words"] += lost
-            watch.add(indptr)
-    return _Known(*spool.fit(len(vocabulary)), vocabulary), [spool], [None]
+        for part in stream:
+            spool.add(part.indptr, part.indices, part.data)
+            dropped["tokens_outside_vocabulary"] = _as_int(dropped["tokens_outside_vocabulary"] + part.outside)
+            dropped["documents_that_lost_all_words"] += part.lost
+            tally.add(part.indptr)
+    return spool.resized(len(vocabulary), vocabulary), [spool], [None]
 
 
-def _count_numbers(source, new_file, watch):
-    """Counts, whose words have numbers."""
+def _count_ids(source: Source, new_file: NewFile, tally: _Tally) -> _Counts:
+    """Count a source whose words have ids."""
     spool = _Spool(new_file())
     for indptr, ids, counts in _blocks(source):
         spool.add(indptr, ids, counts)
-        watch.add(indptr)
+        tally.add(indptr)
     if source.vocabulary is not None:
         size = len(source.vocabulary)
     else:
         size = max(int(np.flatnonzero(spool.known.frequency).max(initial=0)) + 1, source.num_words or 0)
-    return _Known(*spool.fit(size), source.vocabulary), [spool], [None]
+    return spool.resized(size, source.vocabulary), [spool], [None]
 
 
-def _blocks(source):
-    """The blocks of a source; counts that are whole numbers as int64, others as float64."""
+def _blocks(source: Source) -> Iterator[Arrays]:
+    """Yield the blocks of a source, with counts in int64 if they are integers, else in float64."""
     for indptr, ids, counts in source.blocks():
-        whole = counts.max(initial=0) < _WHOLE and (counts.dtype.kind != "f" or (counts == np.floor(counts)).all())
-        yield indptr, ids, counts.astype(np.int64 if whole else np.float64)
+        integers = counts.max(initial=0) < _MAX_INTEGER
+        integers = integers and (counts.dtype.kind != "f" or (counts == np.floor(counts)).all())
+        yield indptr, ids, counts.astype(np.int64 if integers else np.float64)
 
 
-def _once(indptr, ids, counts, *rest):
-    """Adds up what a document has of one word: two words of a source may have one name."""
-    table = scipy.sparse.csr_array((counts, ids, indptr), (len(indptr) - 1, int(ids.max(initial=0)) + 1), copy=True)
-    table.sum_duplicates()
-    return table.indptr, table.indices, table.data, *rest
+def _add_duplicates(part: text.Kept) -> text.Kept:
+    """Add the counts of one word in a document: two words of a source can have one name."""
+    indptr, ids, counts, *_ = part
+    shape = (len(indptr) - 1, int(ids.max(initial=0)) + 1)
+    matrix = scipy.sparse.csr_array((counts, ids, indptr), shape, copy=True)
+    matrix.sum_duplicates()
+    return part._replace(indptr=matrix.indptr, indices=matrix.indices, data=matrix.data)
 
 
-def _sort(numbers, file=None):
-    """Words in alphabetical order, as a list or in a file, and the number of each."""
+def _sort_words(numbers: dict[str, int], file: IO[bytes] | None = None) -> tuple[Words, npt.NDArray]:
+    """Return words in alphabetical order, as a list or in a file, and the number of each word."""
     words = sorted(numbers)
     number = np.fromiter(map(numbers.__getitem__, words), np.int32, len(words))
-    if file is not None:
-        file.writelines(map(line, words))
-    return words if file is None else file, number
+    if file is None:
+        return words, number
+    file.writelines(map(word_line, words))
+    return file, number
 
 
-def _merge(spools, words, new_file):
-    """What is known of all words in alphabetical order, and for each spool the places there of its own numbers."""
+def _merge(
+    spools: list[_Spool], words: list[tuple[Words, npt.NDArray]], new_file: NewFile
+) -> tuple[_Known, list[npt.NDArray]]:
+    """Return the statistics of all words in alphabetical order, and for each spool the ranks of its word numbers."""
     if len(spools) == 1:
         alphabet, number = words[0]
-        place = np.empty_like(number)
-        place[number] = np.arange(len(number), dtype=np.int32)
-        return _Known(*(each[number] for each in spools[0].known[:3]), alphabet), [place]
-    streams = [zip(_lines(each), itertools.repeat(i), strict=False) for i, (each, _) in enumerate(words)]
+        rank = np.empty_like(number)
+        rank[number] = np.arange(len(number), dtype=np.int32)
+        frequency, total, largest = (each[number] for each in spools[0].known[:3])
+        return _Known(frequency, total, largest, alphabet), [rank]
+    streams = [zip(_read_words(each), itertools.repeat(i), strict=False) for i, (each, _) in enumerate(words)]
     found, file, size = [array("i") for _ in spools], new_file(), 0
     for word, same in itertools.groupby(heapq.merge(*streams, key=itemgetter(0)), key=itemgetter(0)):
-        file.write(line(word))
+        file.write(word_line(word))
         for _, i in same:
             found[i].append(size)
         size += 1
-    known, places = _Known(*(np.zeros(size, np.int64) for _ in range(3)), file), []
-    for spool, (_, number), place in zip(spools, words, (np.frombuffer(each, np.int32) for each in found), strict=True):
-        known.frequency[place] += spool.known.frequency[number]
-        known.total[place] += spool.known.total[number]
-        known.largest[place] = np.maximum(known.largest[place], spool.known.largest[number])
-        places.append(np.empty_like(place))
-        places[-1][number] = place
-    return known, places
+    known = _Known(np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size, np.int64), file)
+    ranks = []
+    for spool, (_, number), rank in zip(spools, words, (np.frombuffer(each, np.int32) for each in found), strict=True):
+        known.frequency[rank] += spool.known.frequency[number]
+        known.total[rank] += spool.known.total[number]
+        known.largest[rank] = np.maximum(known.largest[rank], spool.known.largest[number])
+        ranks.append(np.empty_like(rank))
+        ranks[-1][number] = rank
+    return known, ranks
 
 
-def _last_form(spools, places, num_words, types, dropped):
-    """Numbers become ids, and increase in each document."""
-    before = 0
-    for spool, place in zip(spools, places, strict=True):
+def _final_blocks(
+    spools: list[_Spool],
+    ranks: list[npt.NDArray | None],
+    num_words: int,
+    types: tuple[np.dtype, np.dtype, np.dtype],
+    dropped: dict[str, float],
+) -> Iterator[Arrays]:
+    """Yield the documents with the final ids, which increase in each document."""
+    offset = 0
+    for spool, rank in zip(spools, ranks, strict=True):
         for indptr, ids, counts in spool.blocks():
-            if place is not None:
-                indptr, ids, counts, _, lost = text.keep_entries(indptr, place[ids], counts)
+            if rank is not None:
+                indptr, ids, counts, _, lost = text.keep_entries(indptr, rank[ids], counts)
                 dropped["documents_that_lost_all_words"] += lost
             dropped["empty_documents"] += int(np.count_nonzero(np.diff(indptr) == 0))
-            table = scipy.sparse.csr_array((counts, ids, indptr), (len(indptr) - 1, num_words))
-            table.sort_indices()
-            pieces = (indptr[1:] + before, table.indices, table.data)
-            yield tuple(piece.astype(kind, copy=False) for piece, kind in zip(pieces, types, strict=True))
-            before += int(indptr[-1])
+            matrix = scipy.sparse.csr_array((counts, ids, indptr), (len(indptr) - 1, num_words))
+            matrix.sort_indices()
+            offsets, indices, data = types
+            yield (
+                (indptr[1:] + offset).astype(offsets, copy=False),
+                matrix.indices.astype(indices, copy=False),
+                matrix.data.astype(data, copy=False),
+            )
+            offset += int(indptr[-1])
 
 
-def _only_asked(limits):
-    """Limits for counts: what is not asked for removes no word."""
-    nothing = {"min_df": 0, "max_df": 1.0, "max_features": None}
-    return {name: nothing[name] if value == "auto" else value for name, value in limits.items()}
+def _set_count_limits(limits: dict[str, Any]) -> dict[str, Any]:
+    """Return the limits for counts, where ``"auto"`` removes no word."""
+    unlimited = {"min_df": 0, "max_df": 1.0, "max_features": None}
+    return {name: unlimited[name] if value == "auto" else value for name, value in limits.items()}
 
 
-def _type_for(largest):
-    """The smallest type for counts up to this one, which is an int or a float as the counts are."""
-    return np.dtype(np.float32) if largest.dtype.kind == "f" else np.min_scalar_type(int(largest))
+def _count_type(largest: np.generic) -> np.dtype:
+    """Return the smallest type for counts up to this one, which is an integer or a float as the counts are."""
+    return np.dtype(np.float32) if largest.dtype.kind == "f" else np.min_scalar_type(int(cast(Any, largest)))
 
 
-def _number(total):
+def _as_int(total: float) -> float:
     return int(total) if float(total).is_integer() else float(total)
 
 
-def _name(source):
+def _name(source: Source) -> str:
     more = len(source.paths) - 1
     return f"{source.paths[0]}{f' and {more} more' if more else ''}"
 
 
 @contextlib.contextmanager
-def _temporary(folder):
-    with tempfile.SpooledTemporaryFile(_SPOOL, dir=folder) as file:
-        yield file
+def _temporary_file(folder: str | os.PathLike | None) -> Iterator[IO[bytes]]:
+    with tempfile.SpooledTemporaryFile(_SPOOL_BYTES, dir=None if folder is None else os.fspath(folder)) as file:
+        yield cast(IO[bytes], file)
 
 
-def line(word: str) -> bytes:
-    """A word as it stands in a file of words."""
+def word_line(word: str) -> bytes:
+    """Return a word as a line of a file of words."""
     try:
         if "\n" not in word:
             return f"{word}\n".encode()
     except UnicodeEncodeError:
         pass
-    raise CorpusError(
-        f"the word {word!r} cannot stand on a line of vocabulary.txt; for text, try another token_pattern"
-    )
+    raise CorpusError(f"the word {word!r} cannot be a line of vocabulary.txt; for text, try another token_pattern")
 
 
-def _lines(words):
-    """Words, from a list or a file of them."""
-    if not isinstance(words, list):
+def _read_words(words: Words) -> Iterator[str]:
+    if isinstance(words, list):
+        yield from words
+    else:
         words.seek(0)
-        words = (each[:-1].decode() for each in words)
-    yield from words
+        for line in words:
+            yield line[:-1].decode()

@@ -15,7 +15,7 @@ import pytest
 from smoothgrad_jax import load_model
 from smoothgrad_jax.app import cli, demo_corpus, progress
 from smoothgrad_jax.app.cli import build_parser, main
-from smoothgrad_jax.data import readers, store
+from smoothgrad_jax.data import corpus_folder, formats
 
 ROOT = Path(__file__).parents[2]
 TOPICS = {
@@ -267,13 +267,13 @@ def test_errors_name_the_options_of_the_command(texts, folder, monkeypatch, caps
     for code in (0, 1):
         assert main(["convert", str(texts), str(folder / "twice")]) == code
     assert "--overwrite" in capsys.readouterr().err
-    monkeypatch.setattr(store, "read", lambda *_, **__: np.empty(2**55))
+    monkeypatch.setattr(corpus_folder, "read", lambda *_, **__: np.empty(2**55))
     assert main(["fit", str(texts), "--out", str(folder / "huge")]) == 1
     assert "smoothgrad fit: out of memory" in capsys.readouterr().err
 
 
 def test_formats_are_those_that_can_be_read():
-    assert cli.FORMATS == readers.FORMATS
+    assert cli.FORMATS == formats.NAMES
 
 
 def test_a_terminal_without_unicode_shows_the_help(model):

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from sklearn.feature_extraction.text import CountVectorizer
 
 from smoothgrad_jax.data import text
+from smoothgrad_jax.data.compressed_files import CorpusError
 from smoothgrad_jax.data.text import count_texts
-from smoothgrad_jax.data.unpacking import CorpusError
 
 # Few different words, so that they repeat; upper case, accents, digits, hyphens, and characters that are no words.
 WORDS = [
@@ -89,8 +89,8 @@ def test_the_default_pattern():
         ({"ngram_range": (1,)}, "ngram_range"),
         ({"stop_words": ["the", 3]}, "stop_words: expected words, got 3 as word 2"),
         ({"stop_words": "nowhere.txt"}, "nowhere.txt: expected a file of stop words"),
-        ({"jobs": 0}, "jobs: expected a whole number of processes"),
-        ({"jobs": 1.5}, "jobs: expected a whole number of processes"),
+        ({"jobs": 0}, "jobs: expected an integer number of processes"),
+        ({"jobs": 1.5}, "jobs: expected an integer number of processes"),
     ],
 )
 def test_options_are_checked(options, message):
@@ -201,7 +201,7 @@ text._start = lambda jobs: pools.append(start(jobs)) or pools[-1]
 stream = text.count_stream((f"star moon{i % 7}" for i in range(2_000)), text.tokens(), jobs=2)
 chunks = [next(stream) for _ in range(5)]
 modules = pools[0].submit(eval, "set(__import__('sys').modules)").result()
-assert "smoothgrad_jax.data.text" in modules and not {"jax", "smoothgrad_jax.data.store"} & modules
+assert "smoothgrad_jax.data.text" in modules and not {"jax", "smoothgrad_jax.data.corpus_folder"} & modules
 assert signal.SIGINT in pools[0].submit(signal.pthread_sigmask, signal.SIG_BLOCK, []).result()  # deaf to Ctrl-C
 os.kill(pools[0].submit(os.getpid).result(), signal.SIGKILL)
 chunks.extend(stream)

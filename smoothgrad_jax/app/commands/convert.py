@@ -6,7 +6,7 @@ from argparse import Namespace
 
 from smoothgrad_jax.app.commands.inputs import open_source, word_options
 from smoothgrad_jax.app.commands.output import CommandError, emit, reading_progress, say_dropped, size_of
-from smoothgrad_jax.data import store
+from smoothgrad_jax.data import corpus_folder
 
 
 def run(args: Namespace) -> int:
@@ -15,7 +15,7 @@ def run(args: Namespace) -> int:
         raise CommandError(f"{args.out}: exists already; give another name, or --overwrite to replace a corpus folder")
     start, source = time.perf_counter(), open_source(args)
     with reading_progress(args.json) as show:
-        stored = store.convert(
+        stored = corpus_folder.convert(
             source, args.out, overwrite=args.overwrite, jobs=args.jobs, progress=show, **word_options(args)
         )
     seconds = time.perf_counter() - start

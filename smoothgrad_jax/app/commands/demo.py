@@ -11,7 +11,7 @@ from smoothgrad_jax.app import demo_corpus, report, saved_models
 from smoothgrad_jax.app.commands.inputs import provenance
 from smoothgrad_jax.app.commands.output import CommandError, check_folder_of, print_topics, say, size_of
 from smoothgrad_jax.app.commands.training import new_run, saved_model, train
-from smoothgrad_jax.data import readers, store
+from smoothgrad_jax.data import corpus_folder, sources
 from smoothgrad_jax.data.durable_files import replacing
 from smoothgrad_jax.training.settings import Settings
 
@@ -22,8 +22,8 @@ def run(args: Namespace) -> int:
     if out.exists() and not ((out / "model.json").exists() and saved_models.load_model(out).settings.get("demo")):
         raise CommandError(f"{out}: exists and is not the folder of a demo; give another folder with --out")
     check_folder_of(out)
-    source = readers.open_source(_documentation(), field="text", format="jsonl")
-    stored = store.read(source)
+    source = sources.open_source(_documentation(), field="text", format="jsonl")
+    stored = corpus_folder.read(source)
     settings = Settings(topics=args.topics, seed=args.seed, passes=args.passes).resolve(stored.corpus.num_docs)
     say(f"{size_of(stored)}; {args.topics} topics")
     training = new_run(stored, settings, provenance(stored) | {"demo": True})

@@ -11,9 +11,9 @@ import scipy.sparse
 
 from smoothgrad_jax.app.commands.output import CommandError, reading_progress, say, say_dropped
 from smoothgrad_jax.app.saved_models import SavedModel
-from smoothgrad_jax.data import batches, readers, store
-from smoothgrad_jax.data.readers import Source
-from smoothgrad_jax.data.store import Stored
+from smoothgrad_jax.data import batches, corpus_folder, sources
+from smoothgrad_jax.data.corpus_folder import Stored
+from smoothgrad_jax.data.sources import Source
 from smoothgrad_jax.training.checkpoints import Checkpoint, fingerprint
 
 _WORD_OPTIONS = ("vocabulary", "min_df", "max_df", "max_features", "stop_words", "token_pattern")
@@ -21,7 +21,7 @@ _WORD_OPTIONS = ("vocabulary", "min_df", "max_df", "max_features", "stop_words",
 
 def open_source(args: Namespace) -> Source:
     """Recognise the files on the command line as one corpus."""
-    source = readers.open_source(
+    source = sources.open_source(
         args.inputs,
         field=args.field,
         vocabulary=args.words_file,
@@ -55,11 +55,11 @@ def open_corpus(args: Namespace, checkpoint: Checkpoint | None = None) -> Stored
         if options:
             names = ", ".join(f"--{name.replace('_', '-')}" for name in options)
             raise CommandError(f"{source.paths[0]}: the words of this corpus were chosen by convert; omit {names}")
-        return store.open_folder(source.paths[0])
+        return corpus_folder.open_folder(source.paths[0])
     if checkpoint and not options:
         options = checkpoint.settings.get("word_options", {})
     with reading_progress(args.json) as show:
-        stored = store.read(source, progress=show, **options)
+        stored = corpus_folder.read(source, progress=show, **options)
     say_dropped(stored)
     return stored
 
@@ -120,15 +120,15 @@ def open_for_model(args: Namespace, model: SavedModel) -> ModelInputs:
     """Return the documents of the command line, to which the model is applied; report words it does not have."""
     source = open_source(args)
     if source.format == "folder":
-        stored = store.open_folder(source.paths[0])
+        stored = corpus_folder.open_folder(source.paths[0])
     elif source.is_text and model.vocabulary is None:
         raise CommandError("the model has no vocabulary: it can be applied to counts, not to text")
     elif source.is_text or (source.vocabulary is not None and model.vocabulary is not None):
         tokens = model.settings.get("tokens") or {}
-        stored = store.read(source, vocabulary=model.vocabulary, **(tokens if source.is_text else {}))
+        stored = corpus_folder.read(source, vocabulary=model.vocabulary, **(tokens if source.is_text else {}))
         say_dropped(stored)
     else:
-        stored = store.read(source)
+        stored = corpus_folder.read(source)
     num_words, columns = len(model.lam), None
     if stored.vocabulary is not None and model.vocabulary is not None and stored.vocabulary != model.vocabulary:
         rows = {word: row for row, word in enumerate(model.vocabulary)}

@@ -13,8 +13,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from smoothgrad_jax.app.saved_models import SavedModel
+from smoothgrad_jax.data.corpus_folder import Stored
 from smoothgrad_jax.data.durable_files import replacing
-from smoothgrad_jax.data.store import Stored
 
 INTERRUPTED = 130  # exit code
 _FEW_WORDS = 0.05  # a topic with less than this fraction of the mean prevalence holds few words

@@ -14,7 +14,7 @@ from smoothgrad_jax.app import progress, runs
 from smoothgrad_jax.app.commands.output import INTERRUPTED, emit, say
 from smoothgrad_jax.app.runs import Run
 from smoothgrad_jax.app.saved_models import SavedModel
-from smoothgrad_jax.data.store import Stored
+from smoothgrad_jax.data.corpus_folder import Stored
 from smoothgrad_jax.training.checkpoints import Checkpoint, Checkpoints
 from smoothgrad_jax.training.driver import Progress
 from smoothgrad_jax.training.engines import NotFiniteError

@@ -18,10 +18,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import dump_svmlight_file
 
-from smoothgrad_jax.data import blocks, counts, readers, unpacking
-from smoothgrad_jax.data.readers import open_source, recognise
-from smoothgrad_jax.data.unpacking import CorpusError
+from smoothgrad_jax.data import compressed_files, count_blocks, count_lines, formats, records
+from smoothgrad_jax.data.compressed_files import CorpusError
+from smoothgrad_jax.data.sources import open_source, recognise
 
+TEXT_FORMATS = tuple(name for name in formats.NAMES if formats.get(name).texts)
+COUNT_FORMATS = tuple(name for name in formats.NAMES if formats.get(name).blocks and name != "folder")
 PACKING = {"plain": bytes, "gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
 TEXTS = ["the cat sat", "ein Satz, mit “Zeichen”", 'say "hello"\tto all', "δοκιμή 文書 🙂"]
 
@@ -127,9 +129,9 @@ def assert_same(found, expected):
 def pieces(request, monkeypatch):
     """With and without the limits that only large files meet."""
     if request.param:
-        monkeypatch.setattr(unpacking, "PIECE", request.param)
-        monkeypatch.setattr(blocks, "BLOCK", 10)
-        monkeypatch.setattr(blocks, "_LOOK", 10)
+        monkeypatch.setattr(compressed_files, "CHUNK_BYTES", request.param)
+        monkeypatch.setattr(count_blocks, "BLOCK_ENTRIES", 10)
+        monkeypatch.setattr(count_blocks, "_INSPECTED", 10)
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +201,7 @@ def test_shards_are_one_corpus(tmp_path):
         file(shards, jsonl([name]), name)
     assert list(open_source(shards, format="jsonl").texts()) == ["a", "b"]
     with pytest.raises(
-        CorpusError, match=r"a folder of documents.* a is recognised as jsonl; pass those .* the format \"jsonl\""
+        CorpusError, match=r"a folder of documents.* a is recognised as jsonl; pass the files .* the format \"jsonl\""
     ):
         open_source(shards)
     with pytest.raises(CorpusError, match=r"a: expected uci as in .*uciplain, got jsonl"):
@@ -222,15 +224,15 @@ def test_triplets_in_any_order(tmp_path, kind):
 
 def test_triplets_by_word(tmp_path, monkeypatch):
     """One word in more documents than are looked at is in the order of documents, but not to be trusted."""
-    monkeypatch.setattr(blocks, "_LOOK", 10)
-    monkeypatch.setattr(unpacking, "PIECE", 40)
+    monkeypatch.setattr(count_blocks, "_INSPECTED", 10)
+    monkeypatch.setattr(compressed_files, "CHUNK_BYTES", 40)
     X = scipy.sparse.csr_array(np.arange(1, 121).reshape(40, 3))
     assert_same(joined(open_source(file(tmp_path, mm(X.tocsc().tocoo())))), X)
 
 
 def test_order_lost_later(tmp_path, monkeypatch):
-    monkeypatch.setattr(blocks, "_LOOK", 4)
-    monkeypatch.setattr(unpacking, "PIECE", 12)
+    monkeypatch.setattr(count_blocks, "_INSPECTED", 4)
+    monkeypatch.setattr(compressed_files, "CHUNK_BYTES", 12)
     lines = ["3", "2", "6", "1 2 1", "1 1 2", "2 1 1", "2 2 1", "3 1 1", "1 2 5"]
     path = file(tmp_path, "\n".join(lines).encode())
     with pytest.raises(
@@ -270,12 +272,12 @@ def test_a_long_document_of_few_words(tmp_path):
 
 
 def test_wide_documents_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(blocks, "WIDEST", 20)
-    monkeypatch.setattr(blocks, "BLOCK", 8)
-    monkeypatch.setattr(unpacking, "PIECE", 16)
+    monkeypatch.setattr(count_blocks, "MAX_DISTINCT", 20)
+    monkeypatch.setattr(count_blocks, "BLOCK_ENTRIES", 8)
+    monkeypatch.setattr(compressed_files, "CHUNK_BYTES", 16)
     X = scipy.sparse.csr_array(np.ones((2, 30)))
     for write in COUNTS.values():
-        with pytest.raises(CorpusError, match=r"at most 20 .*words in a document"):
+        with pytest.raises(CorpusError, match=r"at most 20 distinct words in a document"):
             joined(open_source(file(tmp_path, write(X))))
 
 
@@ -409,7 +411,7 @@ def test_a_truncated_archive(tmp_path, kind, packing):
     data = COUNTS[kind](matrix(shape=(300, 50))) if kind in COUNTS else WRITTEN[kind]([f"text {i}" for i in range(999)])
     packed = PACKING[packing](data)
     for size in (len(packed) // 2, len(packed) - 3):
-        with pytest.raises(CorpusError, match="corpus: the packed file is truncated"):
+        with pytest.raises(CorpusError, match="corpus: the compressed file is truncated"):
             consume(open_source(file(tmp_path, packed[:size]), format=kind))
     damaged = bytearray(packed)
     damaged[len(packed) // 2] ^= 255
@@ -425,62 +427,51 @@ def test_streams_end_to_end(tmp_path):
 
 
 def test_xz_that_asks_for_much_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(unpacking, "_UNPACKING", 2**24)
+    monkeypatch.setattr(compressed_files, "_XZ_MEMORY", 2**24)
     wide = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 2**26}]
     path = file(tmp_path, lzma.compress(b"text\n", filters=wide))
-    with pytest.raises(CorpusError, match="the packed file is damaged: Memory usage limit"):
+    with pytest.raises(CorpusError, match="the compressed file is damaged: Memory usage limit"):
         open_source(path)
 
 
 def test_truncated_and_damaged_npz(tmp_path):
     data = npz(matrix(shape=(300, 50)))
     for size in (10, len(data) // 2, len(data) - 3):
-        with pytest.raises(CorpusError, match=r"corpus: expected scipy.sparse.save_npz, got a damaged archive"):
+        with pytest.raises(CorpusError, match=r"corpus: expected a matrix of scipy.sparse.save_npz .* got a damaged"):
             open_source(file(tmp_path, data[:size]))
     data = bytearray(npz(matrix(shape=(300, 50)), compressed=False))
     place = data.index(b"indices.npy") + 700
     data[place] ^= 1
-    with pytest.raises(CorpusError, match=r"Bad CRC-32|expected a word from 0 to 49"):
+    with pytest.raises(CorpusError, match=r"Bad CRC-32"):
         joined(open_source(file(tmp_path, bytes(data))))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": b"bsr"}, "expected a matrix in the format csr, csc or coo, got 'bsr'"),
-        ({"format": None}, "an archive without format.npy"),
+        ({"format": b"bsr"}, "expected a matrix of scipy.sparse.save_npz"),
+        ({"format": None}, "got a damaged or another archive"),
         ({"shape": [2, -3]}, "expected a shape"),
-        ({"shape": [10**18, 3]}, "the header declares 1,000,000,000,000,000,000 documents for 3 entries"),
+        ({"shape": [10**18, 3]}, "got a damaged or another archive"),
         ({"shape": [2, 10**18]}, "the header declares 1,000,000,000,000,000,000 words"),
-        ({"shape": [3, 3]}, r"indptr.npy: expected 4 numbers, got \(3,\)"),
-        ({"indptr": [0, 2, 1]}, "indptr.npy: expected numbers that rise to 3"),
-        ({"indptr": [0, 2, 2]}, "indptr.npy: expected 3 at last, got 2"),
-        ({"indptr": [1, 2, 3]}, "indptr.npy: expected 0 at first"),
-        ({"indptr": [0, 2, 4]}, "indptr.npy: expected numbers that rise to 3"),
-        ({"indptr": [0, 2, -(2**63)]}, "indptr.npy: expected numbers that rise to 3"),
-        ({"indices": [0, 3, 1]}, "expected a word from 0 to 2, got 0 to 3"),
-        ({"indices": [0, -1, 1]}, "expected a word from 0 to 2, got -1 to 1"),
-        ({"indices": [0, 1]}, r"indices.npy: expected 3 numbers, got \(2,\)"),
+        ({"shape": [3, 3]}, "index pointer size"),
+        ({"indptr": [0, 2, 1]}, "got a damaged or another archive"),
+        ({"indptr": [1, 2, 3]}, "index pointer should start with 0"),
+        ({"indptr": [0, 2, 4]}, "got a damaged or another archive"),
+        ({"indices": [0, 3, 1]}, "got a damaged or another archive"),
+        ({"indices": [0, -1, 1]}, "got a damaged or another archive"),
+        ({"indices": [0, 1]}, "got a damaged or another archive"),
         ({"data": [1.0, np.nan, 1.0]}, r"expected a count .*, got nan \(document 0, word 1, from 0\)"),
         ({"data": [1, -1, 1]}, "expected a count"),
-        ({"data": [1j, 1, 1]}, "data.npy: expected one row of numbers"),
-        ({"data": np.array([1, None, "x"])}, "data.npy: expected one row of numbers, got object"),
+        ({"data": [1j, 1, 1]}, "expected counts that are real numbers"),
+        ({"data": np.array([1, None, "x"])}, "got a damaged or another archive"),
     ],
 )
-def test_npz_that_is_no_table_of_counts(tmp_path, changes, message):
+def test_npz_without_a_matrix_of_counts(tmp_path, changes, message):
     arrays = {"format": b"csr", "shape": [2, 3], "indptr": [0, 2, 3], "indices": [0, 1, 1], "data": [1, 2, 3]} | changes
     path = tmp_path / "x.npz"
     np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
     with pytest.raises(CorpusError, match=f"x.npz: .*{message}"):
-        joined(open_source(path))
-
-
-def test_npz_with_more_than_it_says(tmp_path):
-    path = tmp_path / "x.npz"
-    with zipfile.ZipFile(io.BytesIO(npz(matrix()))) as whole, zipfile.ZipFile(path, "w") as longer:
-        for name in whole.namelist():
-            longer.writestr(name, whole.read(name) + (b"more" if name == "data.npy" else b""))
-    with pytest.raises(CorpusError, match=r"x\.npz: data\.npy is longer than it says"):
         joined(open_source(path))
 
 
@@ -500,7 +491,7 @@ def test_binary_files(tmp_path):
     other = tmp_path / "other.zip"
     with zipfile.ZipFile(other, "w") as archive:
         archive.writestr("word/document.xml", "<a/>")
-    with pytest.raises(CorpusError, match=r"other\.zip: .*without format\.npy"):
+    with pytest.raises(CorpusError, match=r"other\.zip: .*another archive"):
         open_source(other)
 
 
@@ -509,7 +500,7 @@ def test_what_is_not_there(tmp_path):
     for data in (b"", gzip.compress(b""), bz2.compress(b""), lzma.compress(b"")):
         with pytest.raises(CorpusError, match="corpus: expected documents, got an empty file"):
             open_source(file(tmp_path, data))
-    for kind in readers.COUNT_FORMATS + readers.TEXT_FORMATS:
+    for kind in COUNT_FORMATS + TEXT_FORMATS:
         if kind != "files":
             with pytest.raises(CorpusError, match="empty"):
                 consume(open_source(empty, format=kind))
@@ -526,7 +517,7 @@ def test_what_is_not_there(tmp_path):
         open_source(file(tmp_path, uci(matrix())), vocabulary=tmp_path / "folder")
     with pytest.raises(ValueError, match="at least one file"):
         open_source([])
-    with pytest.raises(ValueError, match="format: expected one of text, "):
+    with pytest.raises(ValueError, match="format: expected one of csv, "):
         open_source(empty, format="word")
     with pytest.raises(ValueError, match="first_id: expected 0 or 1; got 2"):
         open_source(empty, first_id=2)
@@ -536,24 +527,29 @@ def test_what_is_not_there(tmp_path):
         open_source("/dev/null")
     for name in ("n" * 999, "docword." + "n" * 245, "nul\0"):
         for kind in (None, "uci", "files", "folder", "npz"):
-            with pytest.raises(CorpusError, match=r"n: cannot be read|no such file|without manifest"):
+            with pytest.raises(CorpusError, match=r"n: cannot be read|no such file|manifest.json"):
                 consume(open_source(tmp_path / name, format=kind))
     long = file(tmp_path, uci(matrix()), "docword." + "n" * 245)
     assert open_source(long).vocabulary is None
 
 
-def test_a_converted_folder_is_named(tmp_path):
+def test_a_corpus_folder_is_recognised(tmp_path):
     path = file(tmp_path, b'{"format": "smoothgrad corpus"}', "manifest.json")
-    source = open_source(tmp_path)
-    assert (source.format, source.is_text) == ("folder", False)
-    for read in (source.texts, source.blocks):
-        with pytest.raises(CorpusError, match="holds folder, not"):
-            read()
+    assert recognise(tmp_path) == "folder"
+    with pytest.raises(CorpusError, match="damaged, or edited by hand"):
+        open_source(tmp_path)
     path.write_text('{"format": "other"}')
     with pytest.raises(CorpusError, match=r"manifest\.json is recognised as jsonl"):
         recognise(tmp_path)
-    with pytest.raises(CorpusError, match=r'manifest\.json: expected a JSON object with "format"'):
+    with pytest.raises(CorpusError, match="not a smoothgrad corpus"):
         open_source(tmp_path, format="folder")
+
+
+def test_an_option_without_meaning_is_refused(tmp_path):
+    path = file(tmp_path, npz(matrix()))
+    for options in ({"sort": True}, {"first_id": 0}):
+        with pytest.raises(CorpusError, match="has no meaning for npz"):
+            open_source(path, **options)
 
 
 @pytest.mark.parametrize(
@@ -598,7 +594,11 @@ def test_a_packed_header_that_lies_takes_no_memory(tmp_path):
 
 def test_documents_that_leap(tmp_path, monkeypatch):
     """A header that lies about everything is found out when a document lies far behind the one before."""
-    for room, name, value in ((blocks, "_LOOK", 4), (unpacking, "PIECE", 16), (blocks, "BLOCK", 4)):
+    for room, name, value in (
+        (count_blocks, "_INSPECTED", 4),
+        (compressed_files, "CHUNK_BYTES", 16),
+        (count_blocks, "BLOCK_ENTRIES", 4),
+    ):
         monkeypatch.setattr(room, name, value)
     text = f"{10**18}\n9\n{10**18}\n" + "1 2 1\n1 1 1\n" * 9 + f"{10**17} 1 1\n" * 9
     with pytest.raises(
@@ -643,7 +643,7 @@ def test_matrix_market_pattern(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "text", "message"),
     [
-        ("ldac", "1 0:1\n2 0:1\n", "corpus, line 2: expected as many pairs as the line says, '2'; got 1"),
+        ("ldac", "1 0:1\n2 0:1\n", "corpus, line 2: expected as many pairs as the line declares, '2'; got 1"),
         ("ldac", "1 0:1\nx 0:1\n", "corpus, line 2: expected N id:count …, got 'x 0:1'"),
         ("ldac", "1 0:1\n\n1 0\n", "corpus, line 3: expected N id:count …, got '0'"),
         ("ldac", "1 0:1\n1 -1:1\n", "corpus, line 2: expected a word id from 0 to"),
@@ -688,23 +688,23 @@ def test_records_that_cannot_be_read(tmp_path, kind, text, message):
 
 
 def test_long_lines_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(unpacking, "PIECE", 64)
-    monkeypatch.setattr(readers, "_LONGEST_TEXT", 200)
-    monkeypatch.setattr(unpacking, "LONGEST_RECORD", 200)
+    monkeypatch.setattr(compressed_files, "CHUNK_BYTES", 64)
+    monkeypatch.setattr(records, "MAX_TEXT_BYTES", 200)
+    monkeypatch.setattr(compressed_files, "MAX_RECORD_BYTES", 200)
     line = b"x" * 400
     for kind in ("text", "jsonl", "csv", "ldac", "svmlight", "files"):
         with pytest.raises(CorpusError, match=r"corpus(, line 3)?: expected a (line|document) of at most 200 bytes"):
             consume(open_source(file(tmp_path, b"\n\n" + line), format=kind, field=None))
     quoted = b'id,text\n1,"' + b'a\n",",\n' * 100
     with pytest.raises(
-        CorpusError, match=r"expected a record of at most 200 characters, got a longer one; is a quote open"
+        CorpusError, match=r"expected a record of at most 200 characters, got a longer one; is a quote not closed"
     ):
         consume(open_source(file(tmp_path, quoted), format="csv"))
     assert consume(open_source(file(tmp_path, WRITTEN["csv"](TEXTS * 9)))) == TEXTS * 9
 
 
 def consume(source):
-    return joined(source) if source.format in readers.COUNT_FORMATS else list(source.texts())
+    return joined(source) if source.format in COUNT_FORMATS else list(source.texts())
 
 
 def outcome(path, **options):
@@ -718,7 +718,7 @@ def outcome(path, **options):
 
 
 FUZZ = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much]}
-ANY_FORMAT = st.sampled_from([None, *readers.TEXT_FORMATS, *readers.COUNT_FORMATS])
+ANY_FORMAT = st.sampled_from([None, *TEXT_FORMATS, *COUNT_FORMATS])
 ANY_PACKING = st.sampled_from(sorted(PACKING))
 
 
@@ -749,7 +749,7 @@ def mutated(draw):
             st.sampled_from([b"", b"-", b"9" * 20, b"\0", b"\xff", b":", b"nan", b"\n", b'"', bytes(data[place:stop])])
         )
         data[place:stop] = token
-    return (kind if kind in readers.FORMATS else "npz"), bytes(data[: draw(st.integers(len(data) // 2, len(data)))])
+    return (kind if kind in formats.NAMES else "npz"), bytes(data[: draw(st.integers(len(data) // 2, len(data)))])
 
 
 @given(mutated(), st.booleans())
@@ -786,8 +786,8 @@ def test_a_piece_at_once_is_its_lines_one_by_one(folder, text, kind):
     path = file(folder, text.encode())
     quick = outcome(path, format=kind)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(counts, "_table", lambda *_: None)
-        patch.setattr(counts, "_pairs_at_once", lambda *_: None)
+        patch.setattr(count_lines, "_parse_columns", lambda *_: None)
+        patch.setattr(count_lines, "_parse_pairs", lambda *_: None)
         careful = outcome(path, format=kind)
     assert type(quick) is type(careful), (quick, careful)
     if isinstance(quick, str):
@@ -803,9 +803,9 @@ def test_any_matrix_comes_back_in_pieces(folder, seed, docs, words, kind):
     X = scipy.sparse.csr_array(rng.poisson(rng.choice([0.02, 0.5, 3]), (docs, words)) * rng.choice([1, 0.5]))
     path = file(folder, COUNTS[kind](X))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(unpacking, "PIECE", int(rng.integers(16, 200)))
-        patch.setattr(blocks, "BLOCK", int(rng.integers(4, 50)))
-        patch.setattr(blocks, "_LOOK", int(rng.integers(1, 50)))
+        patch.setattr(compressed_files, "CHUNK_BYTES", int(rng.integers(16, 200)))
+        patch.setattr(count_blocks, "BLOCK_ENTRIES", int(rng.integers(4, 50)))
+        patch.setattr(count_blocks, "_INSPECTED", int(rng.integers(1, 50)))
         assert_same(joined(open_source(path, format=kind)), X)
 
 
@@ -815,8 +815,8 @@ def test_speed_of_the_quick_path(tmp_path, monkeypatch):
     def careful(*_):
         raise AssertionError("line by line")
 
-    monkeypatch.setattr(counts, "_table_slowly", careful)
-    monkeypatch.setattr(counts, "_pairs_slowly", careful)
+    monkeypatch.setattr(count_lines, "_parse_columns_by_line", careful)
+    monkeypatch.setattr(count_lines, "_parse_pairs_by_line", careful)
     for fractions, end in itertools.product((False, True), (b"\n", b"\r\n", b" \n")):
         X = matrix(fractions=fractions)
         for write in (uci, mm, ldac, svmlight):

@@ -1,0 +1,194 @@
+"""Files as streams of bytes, of UTF-8, or of lines, decompressed if they are compressed by gzip, bzip2 or xz.
+
+The compression is recognised from the first bytes of a file, not from its name. A stream needs memory for one chunk, or
+for the longest line where lines are asked for: longer lines are refused, and so is xz with an excessive dictionary.
+
+Every error about a file has one form: which file, which line, what was expected, what was found.
+"""
+
+import bz2
+import codecs
+import gzip
+import itertools
+import lzma
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+CHUNK_BYTES = 2**22  # bytes per read
+MAX_RECORD_BYTES = 2**24  # length of a line that is parsed into fields, which need many times its memory
+
+_XZ_MEMORY = 2**28  # bytes that an xz decoder may allocate; the highest standard level needs a quarter of it
+
+
+class CorpusError(ValueError):
+    """Raised if a file is not usable: which file, which line, what was expected, what was found, what to do."""
+
+
+def decompress(path: Path, size: int | None = None) -> Iterator[bytes]:
+    """Yield the bytes of a file in chunks of at most ``size``, decompressed if the file is compressed."""
+    size = size or CHUNK_BYTES
+    try:
+        if path.is_dir():
+            raise corpus_error(path, "expected a file, got a folder")
+        if not path.exists():
+            raise corpus_error(path, "there is no such file")
+        if not path.is_file():
+            raise corpus_error(path, "expected a regular file, because it is read more than once")
+        with open(path, "rb") as file:
+            magic = file.read(10)
+            file.seek(0)
+            if magic.startswith(b"\x1f\x8b"):
+                yield from _chunks(gzip.GzipFile(fileobj=file), size)
+            elif re.match(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)", magic):
+                yield from _chunks(bz2.BZ2File(file), size)
+            elif magic.startswith(b"\xfd7zXZ\0"):
+                yield from _xz_chunks(file, size)
+            else:
+                yield from _chunks(file, size)
+    except EOFError:
+        raise corpus_error(path, "the compressed file is truncated: its end is missing") from None
+    except (zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise corpus_error(path, f"the compressed file is damaged: {error}") from None
+    except OSError as error:  # bz2 raises OSError for damaged data, too
+        raise corpus_error(path, f"cannot be read: {error.strerror or error}") from None
+
+
+def read_utf8(path: Path, encoding: str = "utf-8", size: int | None = None) -> Iterator[bytes]:
+    """Yield the content of a file in UTF-8, without a byte order mark. A file in UTF-8 is not validated here."""
+    chunks = decompress(path, size)
+    if codecs.lookup(encoding).name not in ("utf-8", "utf-8-sig", "ascii"):
+        yield from _transcode(path, chunks, encoding)
+        return
+    start = b""
+    for chunk in chunks:
+        start += chunk
+        if len(start) >= 3:
+            break
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise corpus_error(path, 'expected utf-8, got UTF-16; pass encoding="utf-16"', 1)
+    start = start.removeprefix(codecs.BOM_UTF8)
+    if start:
+        yield start
+    yield from chunks
+
+
+def line_chunks(path: Path, max_bytes: int, encoding: str = "utf-8", skip: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Yield chunks of complete lines, each with the number of its first line.
+
+    Args:
+      path: The file.
+      max_bytes: The length of the longest accepted line.
+      encoding: The encoding of the file.
+      skip: The number of lines at the beginning of the file that are left out.
+    """
+    line, rest, length = 1, [b""], 0
+    for chunk in itertools.chain(read_utf8(path, encoding), [None]):
+        if chunk is None:
+            lines = b"".join([*rest, b"\n"]) if length else b""
+        else:
+            cut = chunk.rfind(b"\n") + 1
+            if not cut:
+                rest.append(chunk)
+                length += len(chunk)
+                if length > max_bytes:
+                    raise corpus_error(path, f"expected a line of at most {max_bytes:,} bytes, got a longer one", line)
+                continue
+            lines, rest, length = b"".join([*rest, chunk[:cut]]), [chunk[cut:]], len(chunk) - cut
+        while skip and lines:
+            lines, skip, line = lines[lines.index(b"\n") + 1 :], skip - 1, line + 1
+        if lines:
+            yield line, lines
+            line += lines.count(b"\n")
+
+
+def text_lines(path: Path, encoding: str, max_bytes: int) -> Iterator[tuple[int, str]]:
+    """Yield the number and the text of each line, without its line break."""
+    for first, chunk in line_chunks(path, max_bytes, encoding):
+        text = decode(path, chunk, first)
+        yield from enumerate((line.removesuffix("\r") for line in text[:-1].split("\n")), first)
+
+
+def decode(path: Path, data: bytes, first_line: int = 1) -> str:
+    """Decode UTF-8 that begins at a given line of a file.
+
+    Raises:
+      CorpusError: If the data are not UTF-8, or contain a zero byte.
+    """
+    if b"\0" in data:
+        raise binary_error(path, first_line + data.count(b"\n", 0, data.index(b"\0")))
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line, byte = first_line + data.count(b"\n", 0, error.start), data[error.start]
+        hint = 'pass its encoding, for example encoding="latin-1"'
+        raise corpus_error(path, f"expected utf-8, got the byte 0x{byte:02x}; {hint}", line) from None
+
+
+def corpus_error(path: object, problem: str, line: int | None = None) -> CorpusError:
+    """Return an error about a file, and about one of its lines if that is known."""
+    return CorpusError(f"{path}: {problem}" if line is None else f"{path}, line {line}: {problem}")
+
+
+def binary_error(path: Path, line: int | None = None) -> CorpusError:
+    """Return the error for a zero byte, which does not occur in text."""
+    hint = 'for text in UTF-16 pass encoding="utf-16"'
+    return corpus_error(path, f"expected text or a known format, got a binary file (a zero byte); {hint}", line)
+
+
+def excerpt(data: object) -> str:
+    """Return some bytes or a value of a file in quotes, shortened for a message."""
+    text = data.decode("utf-8", "replace") if isinstance(data, bytes) else str(data)
+    return repr(text if len(text) <= 60 else text[:60] + "…")
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun for a message: "1 word", "2,000 words", "0 entries"."""
+    if count != 1:
+        noun = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{count:,} {noun}"
+
+
+def _chunks(file: BinaryIO | gzip.GzipFile | bz2.BZ2File, size: int) -> Iterator[bytes]:
+    while chunk := file.read(size):
+        yield chunk
+
+
+def _xz_chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """Decompress as lzma.LZMAFile does, which has no limit on the memory of the decoder."""
+    data, decoder = b"", lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
+    while True:
+        if decoder.needs_input and not data:
+            data = file.read(size)
+            if not data:
+                raise EOFError
+        chunk = decoder.decompress(data, size)
+        data = b""
+        if chunk:
+            yield chunk
+        if decoder.eof:
+            # A file can consist of several streams, with zero bytes between them.
+            data = decoder.unused_data.lstrip(b"\0")
+            while not data:
+                data = file.read(size)
+                if not data:
+                    return
+                data = data.lstrip(b"\0")
+            decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
+
+
+def _transcode(path: Path, chunks: Iterator[bytes], encoding: str) -> Iterator[bytes]:
+    decoder, line = codecs.getincrementaldecoder(encoding)(), 1
+    for chunk in itertools.chain(chunks, [b""]):
+        try:
+            text = decoder.decode(chunk, final=not chunk)
+        except UnicodeError as error:
+            start = error.object[: error.start] if isinstance(error, UnicodeDecodeError) else b""
+            line += start.decode(encoding, "ignore").count("\n")
+            problem = f"expected {encoding}, got bytes that are not; pass another encoding"
+            raise corpus_error(path, problem, line) from None
+        line += text.count("\n")
+        if text:
+            yield text.encode("utf-8", "replace")

@@ -1,0 +1,278 @@
+"""A corpus on disk: a folder of plain arrays that ``fit`` reads without loading them.
+
+| file               | content                                                                                         |
+|--------------------|-------------------------------------------------------------------------------------------------|
+| ``indptr.npy``     | [D + 1] int64; document d has the entries indptr[d] … indptr[d + 1] − 1                         |
+| ``indices.npy``    | word ids of the entries, increasing per document; uint16, or int32 for more than 65,536 words   |
+| ``data.npy``       | counts of the entries, positive; the smallest unsigned integers that hold them, or float32      |
+| ``vocabulary.txt`` | word i on line i + 1, UTF-8; absent if the words have no names                                  |
+| ``manifest.json``  | format, version, sizes, CRC-32 of each file, source, options, and what was dropped              |
+
+Document d of the folder is document d of the source: empty documents are kept. Writing needs the memory of
+:mod:`smoothgrad_jax.data.counting`, which does not grow with the number of documents. The folder gets its name when it
+is complete.
+"""
+
+import contextlib
+import errno
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from smoothgrad_jax.data import counting, durable_files, text
+from smoothgrad_jax.data.compressed_files import CorpusError
+from smoothgrad_jax.data.corpus import Corpus
+from smoothgrad_jax.data.counting import Counted, OnProgress
+from smoothgrad_jax.data.durable_files import Entry, LoadError
+from smoothgrad_jax.data.sources import Source
+
+FORMAT, VERSION = "smoothgrad corpus", 2  # version 1 had SHA-256 checksums, and none of its manifest
+
+_TYPES = {"indptr.npy": ("<i8",), "indices.npy": ("<u2", "<i4"), "data.npy": ("|u1", "<u2", "<u4", "<f4")}
+_WORDS = "vocabulary.txt"
+
+
+class Stored(NamedTuple):
+    """A corpus with its words.
+
+    Attributes:
+      corpus: Counts; memory-mapped if they come from a folder.
+      vocabulary: The V words, or None if the source has none.
+      manifest: The content of ``manifest.json``: ``num_docs``, ``num_words``, ``num_entries``, ``num_tokens``;
+        ``source`` (``format`` and ``paths``); ``tokens``, the options of :func:`smoothgrad_jax.data.text.tokens`, or
+        None if the source is not text; ``limits``, by which words were chosen, or None; ``dropped``:
+        ``empty_documents`` (without any word now), ``documents_that_lost_all_words`` (those of them that had some),
+        ``tokens_outside_vocabulary``, ``pruned_words`` and ``pruned_tokens``; and ``files`` if it comes from a folder.
+    """
+
+    corpus: Corpus
+    vocabulary: list[str] | None
+    manifest: dict[str, Any]
+
+
+def convert(
+    source: Source,
+    out: str | os.PathLike,
+    *,
+    overwrite: bool = False,
+    min_df: float | str = "auto",
+    max_df: float | str = "auto",
+    max_features: int | str | None = "auto",
+    vocabulary: Sequence[str] | str | os.PathLike | None = None,
+    lowercase: bool = True,
+    token_pattern: str = text.WORD,
+    stop_words: str | os.PathLike | Iterable[str] | None = "english",
+    ngram_range: Sequence[int] = (1, 1),
+    jobs: int | None = None,
+    progress: OnProgress | None = None,
+) -> Stored:
+    """Write a corpus to a folder, in bounded memory.
+
+    Args:
+      source: A source of :func:`smoothgrad_jax.open_source`.
+      out: The folder. It must not exist, unless ``overwrite`` is set and it is a corpus folder.
+      overwrite: Replace a corpus folder, once the new one is complete.
+      min_df: The minimal document frequency of a word: a number of documents, or a fraction of them. ``"auto"`` is 5
+        documents for text, fewer for less than 500 documents; for counts every word is kept.
+      max_df: The maximal document frequency. ``"auto"`` is half of the documents for text, all of them for less than 20
+        documents and for counts.
+      max_features: The maximal number of words, of which the most frequent are kept; None for any number. ``"auto"`` is
+        50,000 for text and None for counts.
+      vocabulary: Exactly these words in this order, or the path of a file with one word per line; excludes the three
+        options above. Tokens outside are counted in the manifest. Words of counts are matched by name. By default the
+        vocabulary of a source of text, if it has one.
+      lowercase: For text, as the next three: see :func:`smoothgrad_jax.data.text.tokens`.
+      token_pattern: The regular expression of a token.
+      stop_words: ``"english"``, None, words, or the path of a file.
+      ngram_range: The lengths of sequences of tokens that are words.
+      jobs: Processes that count text; see :func:`smoothgrad_jax.data.text.count_stream`.
+      progress: Called with (documents so far, bytes read or None if unknown) at most five times per second, and at the
+        end.
+
+    Returns:
+      The corpus of the folder.
+
+    Raises:
+      CorpusError: If the source is not usable, no word is left, ``out`` exists, or it cannot be written. An existing
+        corpus is unchanged then. A killed process leaves ``OUT.partial-…``, which can be deleted.
+      ValueError: If an option is not usable.
+    """
+    out = Path(out)
+    limits = {"min_df": min_df, "max_df": max_df, "max_features": max_features}
+    tokens = text.tokens(lowercase, token_pattern, stop_words, ngram_range) if source.is_text else None
+    words = _check_options(source, limits, vocabulary)
+    if os.path.lexists(out) and not overwrite:
+        raise CorpusError(f"{out}: exists already; choose another name, or pass overwrite=True to replace a corpus")
+    if os.path.lexists(out) and not is_folder(out):
+        raise CorpusError(f"{out}: exists and is not a corpus folder, so that it is not overwritten")
+    with _write_errors(out):
+        durable_files.make_folder(out.parent)
+        with durable_files.replacing(out, overwrite=overwrite) as temporary:
+            temporary.mkdir()
+            with counting.count(source, tokens, limits, words, jobs, progress, temporary) as counted:
+                files = _write_files(counted, temporary)
+            manifest = {"format": FORMAT, "version": VERSION, **_manifest(source, tokens, counted), "files": files}
+            durable_files.write_json(temporary / "manifest.json", manifest)
+    return open_folder(out)
+
+
+def read(
+    source: Source,
+    *,
+    min_df: float | str = "auto",
+    max_df: float | str = "auto",
+    max_features: int | str | None = "auto",
+    vocabulary: Sequence[str] | str | os.PathLike | None = None,
+    lowercase: bool = True,
+    token_pattern: str = text.WORD,
+    stop_words: str | os.PathLike | Iterable[str] | None = "english",
+    ngram_range: Sequence[int] = (1, 1),
+    jobs: int | None = None,
+    progress: OnProgress | None = None,
+) -> Stored:
+    """Read a corpus into memory, with the content that :func:`convert` would write to a folder.
+
+    The arguments are those of :func:`convert`.
+
+    Returns:
+      :class:`Stored`, with arrays in memory, of the types that a folder has.
+
+    Raises:
+      CorpusError: If the source is not usable, or no word is left.
+      ValueError: If an option is not usable.
+    """
+    limits = {"min_df": min_df, "max_df": max_df, "max_features": max_features}
+    tokens = text.tokens(lowercase, token_pattern, stop_words, ngram_range) if source.is_text else None
+    words = _check_options(source, limits, vocabulary)
+    with counting.count(source, tokens, limits, words, jobs, progress) as counted:
+        lengths = (counted.num_docs + 1, counted.num_entries, counted.num_entries)
+        arrays = [np.zeros(length, dtype) for length, dtype in zip(lengths, counted.types, strict=True)]
+        ends = [1, 0, 0]
+        for block in counted.blocks():
+            for i, piece in enumerate(block):
+                arrays[i][ends[i] : ends[i] + len(piece)] = piece
+                ends[i] += len(piece)
+        indptr, indices, data = arrays
+        corpus = Corpus(indptr, indices, data, counted.num_words)
+        return Stored(corpus, counted.vocabulary, _manifest(source, tokens, counted))
+
+
+def open_folder(path: str | os.PathLike, *, verify: bool = False) -> Stored:
+    """Open a corpus folder. Its arrays are memory-mapped; only the vocabulary is loaded.
+
+    Args:
+      path: The folder.
+      verify: Read everything once and compare the checksums. Otherwise only sizes, types and shapes are checked.
+
+    Raises:
+      CorpusError: If it is not a corpus folder, is damaged, or of another version of the format.
+    """
+    path = Path(path)
+    file = path / "manifest.json"
+    try:
+        manifest = durable_files.read_json(file, FORMAT, VERSION, if_older="convert the source again")
+        with durable_files.loading(file):
+            return _open(path, manifest, verify)
+    except LoadError as error:
+        raise CorpusError(str(error)) from None
+
+
+def is_folder(path: str | os.PathLike) -> bool:
+    """Return whether a path is a corpus folder, perhaps a damaged one, or of another version of the format."""
+    try:
+        manifest = json.loads((Path(path) / "manifest.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(manifest, dict) and manifest.get("format") == FORMAT
+
+
+def _open(path: Path, manifest: dict[str, Any], verify: bool) -> Stored:
+    num_docs, num_words, num_entries = (int(manifest[name]) for name in ("num_docs", "num_words", "num_entries"))
+    files: dict[str, Entry] = manifest["files"]
+    lengths = {"indptr.npy": num_docs + 1, "indices.npy": num_entries, "data.npy": num_entries}
+    indptr, indices, data = (
+        _open_array(path / name, files.get(name), length, verify) for name, length in lengths.items()
+    )
+    if indptr[0] != 0 or indptr[-1] != num_entries:
+        expected = f"expected offsets from 0 to {num_entries}, got {indptr[0]} to {indptr[-1]}"
+        raise LoadError(f"{path / 'indptr.npy'}: damaged: {expected}")
+    if verify and (
+        (np.diff(indptr) < 0).any() or (num_entries and not 0 <= indices.min() <= indices.max() < num_words)
+    ):
+        raise LoadError(f"{path}: damaged: an offset or a word id is out of range")
+    vocabulary = None
+    if _WORDS in files:
+        durable_files.verify(path / _WORDS, files[_WORDS], checksum=verify)
+        vocabulary = (path / _WORDS).read_bytes().decode("utf-8", "replace").split("\n")[:-1]
+        if len(vocabulary) != num_words:
+            raise LoadError(f"{path / _WORDS}: damaged: expected {num_words} words, got {len(vocabulary)}")
+    return Stored(Corpus(indptr, indices, data, num_words), vocabulary, manifest)
+
+
+def _open_array(path: Path, entry: Entry | None, length: int, verify: bool) -> npt.NDArray:
+    array = durable_files.read_array(path, entry, checksum=verify)
+    dtypes = _TYPES[path.name]
+    if array.shape != (length,) or array.dtype.str not in dtypes:
+        got = f"{array.dtype.str} of shape {array.shape}"
+        raise LoadError(f"{path}: damaged: expected {' or '.join(dtypes)} of shape ({length},), got {got}")
+    return array
+
+
+def _check_options(
+    source: Source, limits: dict[str, Any], vocabulary: Sequence[str] | str | os.PathLike | None
+) -> list[str] | None:
+    """Return the vocabulary to count, if one is given."""
+    text.check_limits(**limits)
+    if vocabulary is None and source.is_text:
+        vocabulary = source.vocabulary
+    if vocabulary is None:
+        return None
+    if any(value != "auto" for value in limits.values()):
+        raise ValueError("vocabulary: exactly these words are kept; leave out min_df, max_df and max_features")
+    return text.check_vocabulary(vocabulary)
+
+
+def _manifest(source: Source, tokens: text.Tokens | None, counted: Counted) -> dict[str, Any]:
+    names = ("num_docs", "num_words", "num_entries", "num_tokens")
+    return {
+        **{name: getattr(counted, name) for name in names},
+        "source": {"format": source.format, "paths": [str(Path(path).absolute()) for path in source.paths]},
+        "tokens": None if tokens is None else tokens._asdict(),
+        "limits": counted.limits,
+        "dropped": counted.dropped,
+    }
+
+
+def _write_files(counted: Counted, folder: Path) -> dict[str, Entry]:
+    """Write all files except the manifest, and return their entries."""
+    with contextlib.ExitStack() as stack:
+        files = {name: stack.enter_context(durable_files.new_file(folder / name)) for name in _TYPES}
+        lengths = (counted.num_docs + 1, counted.num_entries, counted.num_entries)
+        for file, length, dtype in zip(files.values(), lengths, counted.types, strict=True):
+            file.write(durable_files.array_header(dtype, (length,)))
+        files["indptr.npy"].write(np.zeros(1, "<i8"))
+        for block in counted.blocks():
+            for file, piece in zip(files.values(), block, strict=True):
+                file.write(piece)
+        if counted.vocabulary is not None:
+            files[_WORDS] = stack.enter_context(durable_files.new_file(folder / _WORDS))
+            for word in counted.vocabulary:
+                files[_WORDS].write(counting.word_line(word))
+        return {name: file.finish() for name, file in files.items()}
+
+
+@contextlib.contextmanager
+def _write_errors(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            problem = "there is no space left on the disk; what was written has been removed"
+        else:
+            problem = f"cannot be written: {error}"
+        raise CorpusError(f"{out}: {problem}") from error

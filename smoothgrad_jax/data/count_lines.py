@@ -1,0 +1,387 @@
+"""Lines of counts: triplets (uci, mm) have the document on every line, pairs (ldac, svmlight) one document per line.
+
+A chunk of lines is parsed at once, by columns. Only if something in it is unusual, it is parsed again line by line,
+which is slow but can report the line.
+"""
+
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from smoothgrad_jax.data import compressed_files, count_blocks
+from smoothgrad_jax.data.compressed_files import corpus_error, excerpt, line_chunks, plural
+from smoothgrad_jax.data.count_blocks import (
+    MAX_COUNT,
+    MAX_WORDS,
+    Block,
+    Header,
+    Triplets,
+    block_of,
+    check_header,
+    is_sorted,
+    max_words,
+    triplet_blocks,
+)
+from smoothgrad_jax.data.formats import Format
+from smoothgrad_jax.data.sources import Head, Source
+
+NUMBER = re.compile(rb"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+
+_LABEL = re.compile(rb"[-+]?[0-9.][-+0-9.,eE]*")
+_QUERY_ID = re.compile(rb"qid:[0-9]+")
+_BLANKS = bytes.maketrans(b"\t\r\v\f", b"    ")
+_NEWLINE, _SPACE, _COLON = b"\n :"
+
+Columns = list[npt.NDArray]  # documents, words and perhaps counts, as in the file
+Pairs = tuple[npt.NDArray, npt.NDArray, npt.NDArray]  # pairs per line; all word ids, as in the file; all counts
+
+
+def triplet_format(priority: int, recognise: Callable[[Head], bool], read_header: Callable[[Path], Header]) -> Format:
+    """Return a format whose files have a header, and then lines ``document word count``."""
+
+    def prepare(source: Source) -> Source:
+        for path in source.paths:
+            source = source.with_num_words(path, _check_size(path, read_header(path)).num_words)
+        return source
+
+    def blocks(source: Source) -> Iterator[Block]:
+        first_id = 1 if source.first_id is None else source.first_id
+        for path in source.paths:
+            header = _check_size(path, read_header(path))
+            yield from triplet_blocks(path, header, partial(_read_triplets, path, header, first_id), source.sort)
+
+    return Format(priority, recognise, blocks=blocks, prepare=prepare, options=frozenset({"first_id", "sort"}))
+
+
+def pair_format(name: str, priority: int) -> Format:
+    """Return a format with one document per line: ``ldac`` with the number of pairs, ``svmlight`` with a label."""
+    counted = name == "ldac"
+
+    def blocks(source: Source) -> Iterator[Block]:
+        first_id = _first_pair_id(source, counted)
+        for path in source.paths:
+            yield from _pair_blocks(path, source, counted, first_id)
+
+    return Format(priority, lambda head: _pair_kind(head) == name, blocks=blocks, options=frozenset({"first_id"}))
+
+
+def read_uci_header(path: Path) -> Header:
+    """Read three lines with the numbers of documents, words and entries."""
+    numbers = []
+    for number, line in itertools.islice(_head_lines(path), 3):
+        numbers.append(_parse_size(path, number, line.strip(), ("documents", "words", "entries")[number - 1]))
+    if len(numbers) < 3:
+        raise corpus_error(path, "expected three lines with the numbers of documents, words and entries, got fewer")
+    num_docs, num_words, num_entries = numbers
+    return Header(num_docs, num_words, num_entries, lines=3)
+
+
+def read_mm_header(path: Path) -> Header:
+    """Read the banner, the comments and the line of sizes of a Matrix Market file."""
+    lines = _head_lines(path)
+    _, first = next(lines, (1, b""))
+    banner = first.lower().split()
+    expected = "%%MatrixMarket matrix coordinate integer|real|pattern general"
+    if len(banner) != 5 or banner[:2] != [b"%%matrixmarket", b"matrix"]:
+        raise corpus_error(path, f"expected {expected}, got {excerpt(first)}", 1)
+    if banner[2] != b"coordinate" or banner[3] not in (b"integer", b"real", b"pattern") or banner[4] != b"general":
+        raise corpus_error(path, f"can read only {expected}, got {excerpt(first)}", 1)
+    for number, line in lines:
+        if line.lstrip()[:1] in (b"", b"%"):
+            continue
+        sizes = line.split()
+        if len(sizes) != 3:
+            raise corpus_error(path, f"expected documents, words and entries, got {excerpt(line)}", number)
+        names = ("documents", "words", "entries")
+        numbers = (_parse_size(path, number, size, name) for size, name in zip(sizes, names, strict=True))
+        num_docs, num_words, num_entries = numbers
+        return Header(num_docs, num_words, num_entries, 2 if banner[3] == b"pattern" else 3, number)
+    raise corpus_error(path, "expected a line with the numbers of documents, words and entries, got none")
+
+
+def _check_size(path: Path, header: Header) -> Header:
+    """Return the header if its numbers are plausible for the size of the file."""
+    with open(path, "rb") as file:
+        compressed = file.read(2) in (b"\x1f\x8b", b"BZ", b"\xfd7")
+    size = path.stat().st_size
+    # "1 1\n" is the shortest entry, and the last line break can be missing.
+    if not compressed and header.num_entries > (size + 1) // (2 * header.columns):
+        declared = f"{header.num_entries:,} entries, more than a file of {size:,} bytes can hold"
+        raise corpus_error(path, f"the header declares {declared}", header.lines)
+    return check_header(path, header)
+
+
+def _head_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    for first, chunk in line_chunks(path, compressed_files.MAX_RECORD_BYTES):
+        yield from enumerate(chunk[:-1].split(b"\n"), first)
+
+
+def _parse_size(path: Path, line: int, token: bytes, name: str) -> int:
+    if not token.isdigit() or len(token) > 19:
+        raise corpus_error(path, f"expected the number of {name}, got {excerpt(token)}", line)
+    return int(token)
+
+
+def _tokenize(chunk: bytes, colon: bool) -> tuple[bytes, npt.NDArray, npt.NDArray] | None:
+    """Return lines in which one separator follows each token, the positions of the separators, and the separators.
+
+    Return None if blanks cannot be cleaned up this way.
+    """
+    if any(blank in chunk for blank in (b"\t", b"\r", b"\v", b"\f")):
+        chunk = chunk.translate(_BLANKS)
+    for clean in (None, _strip_line_ends, _normalize_blanks):
+        chunk = clean(chunk) if clean else chunk
+        data = np.frombuffer(chunk, np.uint8)
+        separators = np.flatnonzero((data <= _SPACE) | (data == _COLON) if colon else data <= _SPACE)
+        if not len(separators) or (separators[0] > 0 and (separators[1:] - separators[:-1]).min(initial=2) > 1):
+            return chunk, separators, data[separators]
+    return None
+
+
+def _strip_line_ends(chunk: bytes) -> bytes:
+    """Remove a blank at the end of lines, which is frequent and cheap to remove."""
+    return chunk.replace(b" \n", b"\n")
+
+
+def _normalize_blanks(chunk: bytes) -> bytes:
+    """Leave one blank between tokens, none elsewhere, and no blank lines."""
+    lines = (b" ".join(line.split()) for line in chunk.split(b"\n"))
+    return b"".join(line + b"\n" for line in lines if line)
+
+
+def _parse_numbers(chunk: bytes) -> npt.NDArray | None:
+    """Return the numbers of a chunk, in int64 or float64; None if a token is not a plain number."""
+    rest = chunk.translate(None, b"0123456789 \n")
+    if not rest:
+        # The fastest parser of NumPy. It saturates at the largest int64.
+        numbers = np.fromstring(chunk, np.int64, sep=" ") if chunk else np.zeros(0, np.int64)
+        return numbers if numbers.max(initial=0) < 2**62 else None
+    if rest.translate(None, b".eE+-"):
+        return None
+    try:
+        return np.array(chunk.split(), np.float64)
+    except ValueError:
+        return None
+
+
+def _parse_count(path: Path, line: int, token: bytes) -> float:
+    number = float(token) if NUMBER.fullmatch(token) else np.nan
+    if not 0 <= number <= MAX_COUNT:
+        raise corpus_error(path, f"expected a count from 0 to {MAX_COUNT:.0e}, got {excerpt(token)}", line)
+    return number
+
+
+def _parse_id(path: Path, line: int, token: bytes, name: str, first: int, last: int, hint: str) -> int:
+    number = float(token) if NUMBER.fullmatch(token) else np.nan
+    if not first <= number <= last or number != int(number):
+        raise corpus_error(path, f"expected a {name} from {first} to {last}, got {excerpt(token)}{hint}", line)
+    return int(number)
+
+
+def _in_range(numbers: npt.NDArray, first: float, last: float) -> bool:
+    return not len(numbers) or bool(first <= numbers.min() and numbers.max() <= last)
+
+
+def _are_integers(numbers: npt.NDArray) -> bool:
+    return numbers.dtype.kind == "i" or not (numbers % 1).any()
+
+
+# Triplets.
+
+
+def _read_triplets(path: Path, header: Header, first_id: int, ordered: bool) -> Iterator[Triplets]:
+    """Yield checked triplets; if ``ordered``, also check that documents do not decrease."""
+    last_doc, last_word = first_id + header.num_docs - 1, first_id + header.num_words - 1
+    ranges = ((first_id, last_doc), (first_id, last_word), (0, MAX_COUNT))
+    read, latest = 0, first_id
+    for line, chunk in line_chunks(path, compressed_files.MAX_RECORD_BYTES, skip=header.lines):
+        columns = _parse_columns(chunk, header.columns)
+        if (
+            columns is None
+            or read + len(columns[0]) > header.num_entries
+            or not all(_in_range(column, *limits) for column, limits in zip(columns, ranges, strict=False))
+            or not (_are_integers(columns[0]) and _are_integers(columns[1]))
+            or (ordered and not is_sorted(columns[0], latest))
+        ):
+            columns = _parse_columns_by_line(path, line, chunk, header, first_id, read, latest if ordered else first_id)
+        if not len(columns[0]):
+            continue
+        read, latest = read + len(columns[0]), int(columns[0][-1])
+        counts = columns[2].astype(np.float64) if header.columns == 3 else np.ones(len(columns[0]))
+        yield columns[0].astype(np.int64) - first_id, columns[1].astype(np.int64) - first_id, counts
+    if read != header.num_entries:
+        raise corpus_error(path, f"the header declares {plural(header.num_entries, 'entry')}, the file has {read:,}")
+
+
+def _parse_columns(chunk: bytes, columns: int) -> Columns | None:
+    """Return columns of numbers; None if something in the chunk is unusual."""
+    tokenized = _tokenize(chunk, colon=False)
+    if tokenized is None:
+        return None
+    chunk, _, separators = tokenized
+    if len(separators) % columns:
+        return None
+    by_line = separators.reshape(-1, columns)
+    numbers = _parse_numbers(chunk)
+    if numbers is None or len(numbers) != by_line.size:
+        return None
+    if (by_line[:, -1] != _NEWLINE).any() or (by_line[:, :-1] != _SPACE).any():
+        return None
+    return [np.ascontiguousarray(numbers[column::columns]) for column in range(columns)]
+
+
+def _parse_columns_by_line(
+    path: Path, first: int, chunk: bytes, header: Header, first_id: int, read: int, latest: int
+) -> Columns:
+    """Parse and check a chunk line by line, to report the line of an error."""
+    rows: list[tuple[float, ...]] = []
+    hint = "; if the ids of this file count from 0, pass first_id=0" if first_id else ""
+    for line, text in enumerate(chunk[:-1].split(b"\n"), first):
+        tokens = text.split()
+        if not tokens:
+            continue
+        if len(tokens) != header.columns:
+            expected = "document word count" if header.columns == 3 else "document word"
+            raise corpus_error(path, f"expected {expected}, got {excerpt(text)}", line)
+        if read + len(rows) == header.num_entries:
+            declared = plural(header.num_entries, "entry")
+            raise corpus_error(path, f"the header declares {declared}, the file has more", line)
+        doc = _parse_id(path, line, tokens[0], "document", first_id, first_id + header.num_docs - 1, hint)
+        if doc < latest:
+            problem = f"expected documents in order, got {doc} after {latest}"
+            raise corpus_error(path, f"{problem}; pass sort=True, or sort the file by its first number", line)
+        latest = doc
+        word = _parse_id(path, line, tokens[1], "word", first_id, first_id + header.num_words - 1, hint)
+        rows.append((doc, word, *(_parse_count(path, line, token) for token in tokens[2:])))
+    return list(np.array(rows, np.float64).reshape(-1, header.columns).T)
+
+
+# Pairs.
+
+
+def _pair_kind(head: Head) -> str | None:
+    """Return "ldac", "svmlight" or None."""
+    counted, found = True, False
+    for line in head.lines:
+        label, *pairs = line.partition(b"#")[0].split() or [b""]
+        if not label:
+            counted = False
+            continue
+        if pairs and _QUERY_ID.fullmatch(pairs[0]):
+            counted, pairs = False, pairs[1:]
+        if not _LABEL.fullmatch(label) or not all(re.fullmatch(rb"[0-9]+:[^:]+", pair) for pair in pairs):
+            return None
+        found = found or bool(pairs)
+        matches = label.isdigit() and len(label) < 10 and (int(label) == len(pairs) or not head.complete)
+        counted = counted and matches and b"#" not in line
+    return ("ldac" if counted else "svmlight") if found else None
+
+
+def _pair_blocks(path: Path, source: Source, counted: bool, first_id: int) -> Iterator[Block]:
+    last_id = first_id + (MAX_WORDS if source.num_words is None else source.num_words) - 1
+    kept: list[Pairs] = []
+    held, seen = 0, 0
+    for pairs in _read_pairs(path, source, counted, first_id, last_id):
+        lengths, words, _ = pairs
+        kept.append(pairs)
+        held += len(lengths) + len(words)
+        seen += len(words)
+        largest = int(words.max(initial=0))
+        if source.num_words is None and largest > max_words(seen):
+            raise corpus_error(path, f"word id {largest:,} after {seen:,} entries: expected ids that number the words")
+        if held >= count_blocks.BLOCK_ENTRIES:
+            yield _join_pairs(path, kept, first_id)
+            kept, held = [], 0
+    if kept:
+        yield _join_pairs(path, kept, first_id)
+
+
+def _join_pairs(path: Path, kept: list[Pairs], first_id: int) -> Block:
+    lengths, words, counts = (np.concatenate(column) for column in zip(*kept, strict=True))
+    return block_of(path, np.concatenate([[0], np.cumsum(lengths)]), words - first_id, counts)
+
+
+def _first_pair_id(source: Source, counted: bool) -> int:
+    """Return the id of the first word: as given, or 1 if there is a vocabulary of V words, an id V, and no id 0."""
+    if source.first_id is not None or source.num_words is None:
+        return source.first_id or 0
+    found = False
+    for path in source.paths:
+        for _, words, _ in _read_pairs(path, source, counted, 0, MAX_WORDS):
+            if words.min(initial=1) == 0:
+                return 0
+            found = found or bool((words == source.num_words).any())
+    return int(found)
+
+
+def _read_pairs(path: Path, source: Source, counted: bool, first_id: int, last_id: int) -> Iterator[Pairs]:
+    for line, chunk in line_chunks(path, compressed_files.MAX_RECORD_BYTES):
+        pairs = _parse_pairs(chunk, counted)
+        if pairs is None or not (_in_range(pairs[1], first_id, last_id) and _in_range(pairs[2], 0, MAX_COUNT)):
+            pairs = _parse_pairs_by_line(path, line, chunk, source, counted, first_id, last_id)
+        yield pairs
+
+
+def _parse_pairs(chunk: bytes, counted: bool) -> Pairs | None:
+    """Return the pairs of a chunk; None if something in it is unusual."""
+    if not counted:
+        chunk = re.sub(rb"#[^\n]*", b"", chunk) if b"#" in chunk else chunk
+        chunk = re.sub(rb"(?m)^([^\s:]+[ \t]+)qid:[0-9]+(?=\s)", rb"\1", chunk) if b"qid:" in chunk else chunk
+        chunk = re.sub(rb"(?m)^[-+]?[0-9.][-+0-9.,eE]*(?=\s)", b"0", chunk)
+    tokenized = _tokenize(chunk, colon=True)
+    if tokenized is None:
+        return None
+    chunk, positions, separators = tokenized
+    numbers = _parse_numbers(chunk.replace(b":", b" "))
+    if numbers is None or len(numbers) != len(positions):
+        return None
+    stops = np.flatnonzero(separators == _NEWLINE)
+    lengths = np.diff(stops, prepend=-1)
+    # A line is label, id:count, id:count, …: a colon follows an id, and nothing else.
+    place = np.arange(len(numbers)) - np.repeat(stops + 1 - lengths, lengths)
+    if ((separators == _COLON) != place % 2).any() or (lengths % 2 == 0).any():
+        return None
+    lengths = (lengths - 1) // 2
+    if counted and (numbers[place == 0] != lengths).any():
+        return None
+    pairs = numbers[place > 0].reshape(-1, 2)
+    if not (_in_range(pairs[:, 0], 0, MAX_WORDS) and _are_integers(pairs[:, 0])):
+        return None
+    return lengths, pairs[:, 0].astype(np.int64), pairs[:, 1].astype(np.float64)
+
+
+def _parse_pairs_by_line(
+    path: Path, first: int, chunk: bytes, source: Source, counted: bool, first_id: int, last_id: int
+) -> Pairs:
+    """Parse and check a chunk line by line, to report the line of an error."""
+    lengths, words, counts = [], [], []
+    expected = "N id:count …" if counted else "label id:count …"
+    if source.num_words is None:
+        hint = "; if the ids of this file count from 0, pass first_id=0" if first_id else ""
+    else:
+        hint = f" for a vocabulary of {plural(source.num_words, 'word')}; is it the one of this file? If its ids "
+        hint += f"count from {1 - first_id}, pass first_id={1 - first_id}"
+    for line, text in enumerate(chunk[:-1].split(b"\n"), first):
+        label, *pairs = (text if counted else text.partition(b"#")[0]).split() or [b""]
+        if not label:
+            continue
+        if pairs and not counted and _QUERY_ID.fullmatch(pairs[0]):
+            pairs = pairs[1:]
+        if not (NUMBER if counted else _LABEL).fullmatch(label):
+            raise corpus_error(path, f"expected {expected}, got {excerpt(text)}", line)
+        if counted and float(label) != len(pairs):
+            problem = f"expected as many pairs as the line declares, {excerpt(label)}; got {len(pairs)}"
+            raise corpus_error(path, problem, line)
+        for pair in pairs:
+            word, colon, count = pair.partition(b":")
+            if not colon:
+                raise corpus_error(path, f"expected {expected}, got {excerpt(pair)}", line)
+            words.append(_parse_id(path, line, word, "word id", first_id, last_id, hint))
+            counts.append(_parse_count(path, line, count))
+        lengths.append(len(pairs))
+    return np.array(lengths, np.int64), np.array(words, np.int64), np.array(counts, np.float64)

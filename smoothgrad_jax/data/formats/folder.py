@@ -1,0 +1,35 @@
+"""A corpus folder of :mod:`smoothgrad_jax.data.corpus_folder`, which ``smoothgrad convert`` writes."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from smoothgrad_jax.data import corpus_folder, count_blocks
+from smoothgrad_jax.data.compressed_files import corpus_error
+from smoothgrad_jax.data.count_blocks import Block
+from smoothgrad_jax.data.formats import Format
+from smoothgrad_jax.data.sources import Head, Source
+
+
+def _recognise(head: Head) -> bool:
+    return head.is_folder and corpus_folder.is_folder(head.path)
+
+
+def _prepare(source: Source) -> Source:
+    if len(source.paths) > 1:
+        raise corpus_error(source.paths[1], "a corpus folder must be the only input")
+    stored = corpus_folder.open_folder(source.paths[0])
+    return source._replace(vocabulary=stored.vocabulary, num_words=stored.corpus.num_words)
+
+
+def _blocks(source: Source) -> Iterator[Block]:
+    indptr, indices, data, _ = corpus_folder.open_folder(source.paths[0]).corpus
+    first = 0
+    while first < len(indptr) - 1:
+        last = count_blocks.end_of_block(indptr, first)
+        part = slice(int(indptr[first]), int(indptr[last]))
+        yield Block(np.array(indptr[first : last + 1]) - indptr[first], indices[part].astype(np.int32), data[part])
+        first = last
+
+
+FORMAT = Format(0, _recognise, blocks=_blocks, prepare=_prepare)

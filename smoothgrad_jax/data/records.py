@@ -1,0 +1,135 @@
+"""Texts in files: a file that is one text, JSON lines, and delimited tables."""
+
+import csv
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from smoothgrad_jax.data import compressed_files
+from smoothgrad_jax.data.compressed_files import corpus_error, decode, excerpt, plural, read_utf8, text_lines
+from smoothgrad_jax.data.formats import Format
+from smoothgrad_jax.data.sources import Head, Source
+
+MAX_TEXT_BYTES = 2**26  # length of one text
+
+_FIELDS = ("text", "body", "abstract", "content")  # the usual names of the text in a record
+
+
+def read_text(path: Path, encoding: str) -> str:
+    """Read a file as one text."""
+    chunks, length = [], 0
+    for chunk in read_utf8(path, encoding):
+        chunks.append(chunk)
+        length += len(chunk)
+        if length > MAX_TEXT_BYTES:
+            raise corpus_error(path, f"expected a document of at most {MAX_TEXT_BYTES:,} bytes, got a longer one")
+    return decode(path, b"".join(chunks))
+
+
+def json_records(path: Path, encoding: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the line number and the JSON object of each line that is not blank."""
+    for number, line in text_lines(path, encoding, compressed_files.MAX_RECORD_BYTES):
+        if not line or line.isspace():
+            continue
+        try:
+            record = json.loads(line)
+        except RecursionError:
+            raise corpus_error(path, "expected a JSON object, got one nested too deeply", number) from None
+        except ValueError as error:
+            raise corpus_error(path, f"expected a JSON object: {error}; got {excerpt(line)}", number) from None
+        if not isinstance(record, dict):
+            raise corpus_error(path, f"expected a JSON object, got {excerpt(line)}", number)
+        yield number, record
+
+
+def table_format(name: str, delimiter: str, priority: int) -> Format:
+    """Return the format of tables with a delimiter, whose files are named ``*.name`` or have a known column."""
+
+    def recognise(head: Head) -> bool:
+        if re.sub(r"\.(gz|bz2|xz)$", "", head.path.name.lower()).endswith(f".{name}"):
+            return not head.is_folder
+        try:
+            lines = [line.decode("utf-8", "replace") for line in head.lines[:2]]
+            rows = list(csv.reader(lines, delimiter=delimiter))
+        except csv.Error:
+            return False
+        known = [head.field] if head.field else _FIELDS
+        return bool(rows) and any(column in rows[0] for column in known) and (len(rows[0]) > 1 or bool(head.field))
+
+    def prepare(source: Source) -> Source:
+        number, names = next(_table_records(source.paths[0], source.encoding, name, delimiter), (1, []))
+        return with_field(source, number, names, names)
+
+    def texts(source: Source) -> Iterator[str]:
+        for path in source.paths:
+            records = _table_records(path, source.encoding, name, delimiter)
+            number, header = next(records, (1, []))
+            if source.field is None or header.count(source.field) != 1:
+                raise corpus_error(path, f"expected one column {source.field!r}, got {listed(header)}", number)
+            column = header.index(source.field)
+            for number, record in records:
+                if len(record) != len(header):
+                    expected = f"expected {plural(len(header), 'column')} as in the header"
+                    raise corpus_error(path, f"{expected}, got {len(record)}", number)
+                yield record[column]
+
+    return Format(priority, recognise, texts=texts, prepare=prepare, options=frozenset({"field"}))
+
+
+def with_field(source: Source, line: int, names: list[str], texts: list[str]) -> Source:
+    """Return the source with the name of the field that is the text.
+
+    Args:
+      source: The source, with the field that the user asked for, if any.
+      line: The line of the first record.
+      names: The fields of the first record.
+      texts: Those of them that can be the text.
+
+    Raises:
+      CorpusError: If there is no such field, or if it is unclear which one is the text.
+    """
+    path, field = source.paths[0], source.field
+    if field is None:
+        likely = [name for name in _FIELDS if name in texts]
+        if not likely and len(texts) != 1:
+            problem = f"expected a field {', '.join(_FIELDS[:-1])} or {_FIELDS[-1]}, got {listed(names)}"
+            raise corpus_error(path, f"{problem}; pass field= with the one that is the text", line)
+        field = (likely or texts)[0]
+    elif field not in names:
+        raise corpus_error(path, f"expected the field {field!r}, got {listed(names)}", line)
+    return source._replace(field=field)
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names as a list for a message."""
+    names = [excerpt(name) for name in names]
+    return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "") if names else "none"
+
+
+def _table_records(path: Path, encoding: str, name: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the last line and the fields of each record of a table, the header included."""
+    length = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal length
+        for number, line in text_lines(path, encoding, compressed_files.MAX_RECORD_BYTES):
+            length += len(line) + 1
+            if length > MAX_TEXT_BYTES:
+                expected = f"expected a record of at most {MAX_TEXT_BYTES:,} characters"
+                raise corpus_error(path, f"{expected}, got a longer one; is a quote not closed?", number)
+            yield line + "\n"
+
+    # The csv module has one limit of 128 KiB for the whole process; the limit above replaces it.
+    csv.field_size_limit(max(csv.field_size_limit(), 2 * MAX_TEXT_BYTES))
+    # Without `strict`, a quote that is never closed would join many documents into one.
+    reader = csv.reader(lines(), delimiter=delimiter, strict=True)
+    try:
+        for record in reader:
+            length = 0
+            if record:
+                yield reader.line_num, record
+    except csv.Error as error:
+        expected = f"expected {name}, with quotes in pairs around a field and doubled inside it"
+        raise corpus_error(path, f"{expected}: {error}", reader.line_num) from None

@@ -1,0 +1,347 @@
+"""Sources of documents: recognise the format of files, and stream their texts or counts in bounded memory.
+
+| format       | a document is                | recognised by                                                          |
+|--------------|------------------------------|------------------------------------------------------------------------|
+| ``text``     | a line that is not blank     | no other format                                                        |
+| ``files``    | a file in a folder           | a folder                                                               |
+| ``jsonl``    | a line, a JSON object        | a first line that is a JSON object                                     |
+| ``csv``      | a record                     | a header with the given column, or text, body, abstract or content     |
+| ``tsv``      | a record                     | as csv; both also by names that end in ``.csv`` or ``.tsv``            |
+| ``uci``      | all lines ``d w count``      | three lines of one number: D, V, entries. d and w count from 1         |
+| ``mm``       | a row: lines ``d w count``   | ``%%MatrixMarket``; coordinate, integer, real or pattern, general      |
+| ``ldac``     | a line ``N w:count …``       | N pairs on each line. w counts from 0 (or 1, see :func:`open_source`)  |
+| ``svmlight`` | a line ``label w:count … #`` | a number before the pairs; label and qid are ignored. w as in ldac     |
+| ``npz``      | a row                        | a zip archive; ``scipy.sparse.save_npz`` of csr, csc or coo            |
+| ``folder``   |                              | a folder that :mod:`smoothgrad_jax.data.corpus_folder` wrote           |
+
+The formats are modules of :mod:`smoothgrad_jax.data.formats`. Files may be compressed by gzip, bzip2 or xz. Several
+files form one corpus, in the given order.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from smoothgrad_jax.data import compressed_files, formats
+from smoothgrad_jax.data.compressed_files import binary_error, corpus_error, decompress, plural, read_utf8, text_lines
+from smoothgrad_jax.data.count_blocks import Block
+
+_HEAD_BYTES = 2**16  # the part of a file from which its format is recognised
+_HEAD_LINES = 200
+_MAX_VOCABULARY = 2**28  # characters of all words of a vocabulary
+_FOREIGN = {
+    b"(\xb5/\xfd": "compressed by zstd; decompress it first",
+    b"\x1f\x9d": "compressed by compress; decompress it first",
+    b"7z\xbc\xaf": "a 7z archive; unpack it first",
+    b"%PDF-": "a PDF; extract its text first",
+    b"PAR1": "a Parquet file; write its text as JSON lines first",
+    b"\x89HDF": "an HDF5 file; save its matrix by scipy.sparse.save_npz first",
+    b"\x93NUMPY": "a single array; save a sparse matrix by scipy.sparse.save_npz",
+}
+
+Document = TypeVar("Document")
+
+
+class Source(NamedTuple):
+    """Files that form one corpus, recognised but not yet read; made by :func:`open_source`.
+
+    A source can be read any number of times. Every line is checked when it is read: an error is raised after the
+    documents that precede it.
+
+    Attributes:
+      paths: The files; "files" may be folders, and "folder" is one.
+      format: The name of a format.
+      vocabulary: The words, if they are given or come with the counts.
+      num_words: V, if it is known from a header or a vocabulary.
+      field: The name of the text in jsonl, csv and tsv.
+      encoding: The encoding of texts.
+      first_id: The id of the first word (in uci and mm also of the first document), if given.
+      sort: Whether to sort triplets in any case.
+    """
+
+    paths: tuple[Path, ...]
+    format: str
+    vocabulary: list[str] | None = None
+    num_words: int | None = None
+    field: str | None = None
+    encoding: str = "utf-8"
+    first_id: int | None = None
+    sort: bool = False
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the source has :meth:`texts`; otherwise it has :meth:`blocks`."""
+        return formats.get(self.format).texts is not None
+
+    def texts(self) -> Iterator[str]:
+        """Yield the documents. Blank lines of "text" are not documents; an empty record or file is an empty document.
+
+        Raises:
+          CorpusError: If the format is not text, a line cannot be read, or there are no documents.
+        """
+        read = formats.get(self.format).texts
+        if read is None:
+            raise corpus_error(self.paths[0], f"contains {self.format}, not text")
+        return _at_least_one(self, read(self))
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the documents in blocks of about a million entries, or of a million documents.
+
+        Raises:
+          CorpusError: If the format is not counts, an entry cannot be read or contradicts a header, or there are no
+            documents.
+        """
+        read = formats.get(self.format).blocks
+        if read is None:
+            raise corpus_error(self.paths[0], f"contains {self.format}, not counts")
+        return _at_least_one(self, read(self))
+
+    def with_num_words(self, path: Path, num_words: int) -> "Source":
+        """Return the source with the V that one of its files declares, which must be the same in all files."""
+        if self.num_words not in (None, num_words):
+            expected = f"expected {plural(self.num_words or 0, 'word')} as in {self.paths[0]}"
+            raise corpus_error(path, f"{expected}, got {num_words:,}")
+        return self._replace(num_words=num_words)
+
+
+class Head:
+    """The beginning of a file, from which formats recognise it.
+
+    Attributes:
+      path: The file or folder.
+      is_folder: Whether it is a folder; there are no bytes then.
+      field: The column that a table must have, if it is given.
+      raw: The first bytes, decompressed.
+    """
+
+    def __init__(self, path: Path, field: str | None, encoding: str):
+        self.path, self.field, self.is_folder = path, field, os.path.isdir(path)
+        self.raw = b"" if self.is_folder else _first_bytes(decompress(path, _HEAD_BYTES))
+        self._encoding = encoding
+
+    @cached_property
+    def text(self) -> bytes:
+        """The first bytes in UTF-8.
+
+        Raises:
+          CorpusError: If the file is binary. Formats of binary files have a higher priority than those of text.
+        """
+        for magic, kind in _FOREIGN.items():
+            if self.raw.startswith(magic):
+                raise corpus_error(self.path, f"is {kind}")
+        if self.raw[257:262] == b"ustar":
+            raise corpus_error(self.path, "is a tar archive; unpack it first")
+        text = _first_bytes(read_utf8(self.path, self._encoding, _HEAD_BYTES)) if self.raw else b""
+        if b"\0" in text:
+            raise binary_error(self.path)
+        return text
+
+    @cached_property
+    def complete(self) -> bool:
+        """Whether :attr:`lines` are complete; False if the first line is longer than the beginning of the file."""
+        return len(self.text) < _HEAD_BYTES or b"\n" in self.text
+
+    @cached_property
+    def lines(self) -> list[bytes]:
+        """The first lines that are not blank, or the complete words of the first line if that is longer."""
+        lines = self.text.split(b"\n")
+        if len(self.text) >= _HEAD_BYTES:
+            lines = lines[:-1] if len(lines) > 1 else [self.text[: max(self.text.rfind(b" "), 0)]]
+        return [line.strip() for line in lines[:_HEAD_LINES] if line.strip()]
+
+
+def open_source(
+    paths: str | os.PathLike | Iterable[str | os.PathLike],
+    *,
+    field: str | None = None,
+    vocabulary: str | os.PathLike | Iterable[str] | bool | None = None,
+    first_id: int | None = None,
+    encoding: str = "utf-8",
+    sort: bool = False,
+    format: str | None = None,
+) -> Source:
+    """Recognise files as one corpus, and read their headers.
+
+    Args:
+      paths: A file or folder, or several, which form one corpus in the given order and have one format.
+      format: The name of a format; recognised from the content if not given. A folder in a format other than "files"
+        and "folder" means the files in it.
+      field: Which field of jsonl, or column of csv and tsv, is the text. If not given: the first of "text", "body",
+        "abstract", "content" that exists, or the only one that contains text.
+      vocabulary: A file with one word per line, or the words. If not given, counts use ``vocab.X.txt`` in the folder of
+        ``docword.X.txt``, and ``vocab.txt`` or ``vocabulary.txt`` in the folder of other files; False uses none.
+      first_id: Whether the ids in the file count from 0 or from 1. If not given: 1 for uci and mm. For ldac and
+        svmlight 0, unless there is a vocabulary of V words, no id 0, and an id V.
+      encoding: The encoding of texts.
+      sort: Sort triplets by document, without inspecting their order first.
+
+    Returns:
+      A :class:`Source`.
+
+    Raises:
+      CorpusError: If a file is missing, empty, binary, or of another format than the others; a header is wrong; the
+        vocabulary has the wrong length; or the format has no such option.
+      ValueError: If an argument has an unknown value.
+    """
+    if format is not None and format not in formats.NAMES:
+        raise ValueError(f"format: expected one of {', '.join(formats.NAMES)}; got {format!r}")
+    if first_id not in (None, 0, 1):
+        raise ValueError(f"first_id: expected 0 or 1; got {first_id!r}")
+    _check_encoding(encoding)
+    found = [Path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+    if not found:
+        raise ValueError("expected at least one file")
+    if format not in (None, "files", "folder"):
+        found = [file for path in found for file in (files_in(path) if os.path.isdir(path) else [path])]
+    kinds = [format or _recognise(path, field, encoding) for path in found]
+    for path, kind in zip(found, kinds, strict=True):
+        if kind != kinds[0]:
+            problem = f"expected {kinds[0]} as in {found[0]}, got {kind}"
+            raise corpus_error(path, f"{problem}; if that is wrong, pass format=")
+    source = Source(tuple(found), kinds[0], None, None, field, encoding, first_id, sort)
+    entry = formats.get(source.format)
+    for name, value in (("field", field), ("first_id", first_id), ("sort", sort or None)):
+        if value is not None and name not in entry.options:
+            problem = (
+                f"has no field {field!r}: it is recognised as" if name == "field" else f"{name} has no meaning for"
+            )
+            raise corpus_error(found[0], f"{problem} {source.format}")
+    if entry.prepare is not None:
+        source = entry.prepare(source)
+    return _with_vocabulary(source, vocabulary)
+
+
+def recognise(path: str | os.PathLike, field: str | None = None, encoding: str = "utf-8") -> str:
+    """Return the name of the format of a file or folder, from its content.
+
+    Args:
+      path: A file or folder.
+      field: A column that a table must have.
+      encoding: The encoding of texts.
+
+    Raises:
+      CorpusError: If the file is missing, empty or binary, or of a known format that cannot be read.
+    """
+    _check_encoding(encoding)
+    return _recognise(Path(path), field, encoding)
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Return the files of a folder and its subfolders, in the order of their names, without hidden ones."""
+    found: list[Path] = []
+
+    def unreadable(error: OSError) -> None:
+        raise corpus_error(folder, f"cannot be read: {error.strerror}") from None
+
+    for root, folders, names in os.walk(folder, onerror=unreadable):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(root, name) for name in names if not name.startswith(".")]
+    if not found:
+        raise corpus_error(folder, "expected files in the folder, got none")
+    return sorted(found)
+
+
+def _at_least_one(source: Source, documents: Iterator[Document]) -> Iterator[Document]:
+    found = False
+    for document in documents:
+        found = True
+        yield document
+    if not found:
+        raise corpus_error(source.paths[0], "expected documents, got none")
+
+
+def _check_encoding(encoding: str) -> None:
+    try:
+        "".encode(encoding)
+    except (LookupError, UnicodeError, ValueError):
+        raise ValueError(f"encoding: expected the name of a text encoding, got {encoding!r}") from None
+
+
+def _recognise(path: Path, field: str | None, encoding: str) -> str:
+    head = Head(path, field, encoding)
+    if not head.raw and not head.is_folder:
+        raise corpus_error(path, "expected documents, got an empty file")
+    name = next(name for name in formats.by_priority() if formats.get(name).recognise(head))
+    if name == "files":
+        _check_texts(path, field, encoding)
+    elif name == "text" and path.suffix == ".json" and re.match(rb"\[\s*[\[{\"]", b"".join(head.lines[:1])):
+        problem = "expected JSON lines, got an array; write one object per line"
+        raise corpus_error(path, f'{problem}, or pass format="text"')
+    return name
+
+
+def _check_texts(folder: Path, field: str | None, encoding: str) -> None:
+    """Refuse a folder whose first file is obviously not one text."""
+    first = files_in(folder)[0]
+    head = Head(first, field, encoding)
+    if not head.raw:
+        return
+    inside = next(name for name in formats.by_priority() if formats.get(name).recognise(head))
+    if inside == "jsonl" or formats.get(inside).blocks is not None:
+        problem = f"a folder of documents, one per file, but {first.name} is recognised as {inside}"
+        advice = f'the format "{inside}" for all files of the folder, or "files" to read each file as a text'
+        raise corpus_error(folder, f"{problem}; pass the files that you mean, or {advice}")
+
+
+def _first_bytes(chunks: Iterator[bytes]) -> bytes:
+    head = b""
+    for chunk in chunks:
+        head += chunk
+        if len(head) >= _HEAD_BYTES:
+            break
+    return head
+
+
+def _with_vocabulary(source: Source, given: str | os.PathLike | Iterable[str] | bool | None) -> Source:
+    """Return the source with its vocabulary, whose length must be V if that is declared."""
+    if source.format == "folder" and given not in (None, False):
+        raise corpus_error(source.paths[0], "a corpus folder has its own vocabulary; leave it out")
+    if given is None and not source.is_text and source.format != "folder":
+        given = _find_vocabulary(source.paths)
+    if given is None or isinstance(given, bool):
+        return source
+    declared, name = source.num_words, str(given) if isinstance(given, str | os.PathLike) else "the vocabulary"
+    if isinstance(given, str | os.PathLike):
+        words, count = _read_vocabulary(Path(given), source.encoding, declared)
+    else:
+        words = [str(word) for word in given]
+        count = len(words)
+    if not words:
+        raise corpus_error(name, "expected one word per line, got none")
+    if declared is not None and count != declared:
+        raise corpus_error(name, f"expected V = {plural(declared, 'word')} for {source.paths[0]}, got {count:,}")
+    return source._replace(vocabulary=words, num_words=len(words))
+
+
+def _read_vocabulary(path: Path, encoding: str, max_words: int | None) -> tuple[list[str], int]:
+    """Return the first ``max_words`` words of a file with one word per line, and the number of all its words."""
+    words, count, length, blank = [], 0, 0, None
+    for number, line in text_lines(path, encoding, compressed_files.MAX_RECORD_BYTES):
+        word = line.strip()
+        if not word:
+            blank = blank or number
+            continue
+        if blank:
+            raise corpus_error(path, "expected a word, got a blank line", blank)
+        count, length = count + 1, length + len(word)
+        if length > _MAX_VOCABULARY:
+            raise corpus_error(
+                path, f"expected words of at most {_MAX_VOCABULARY:,} characters in all, got more", number
+            )
+        if max_words is None or count <= max_words:
+            words.append(word)
+    return words, count
+
+
+def _find_vocabulary(paths: tuple[Path, ...]) -> Path | None:
+    """Return the vocabulary in the folder of the first file, if there is one."""
+    path = paths[0]
+    name = re.sub(r"\.(gz|bz2|xz)$", "", path.name)
+    known = [f"vocab.{name[8:]}"] if name.startswith("docword.") else ["vocab.txt", "vocabulary.txt"]
+    for candidate in (path.with_name(each + suffix) for each in known for suffix in ("", ".gz", ".bz2", ".xz")):
+        if os.path.isfile(candidate) and candidate not in paths:
+            return candidate
+    return None
