@@ -42,7 +42,7 @@ def live(folder, cache, pipe, pause):
         check_same(last.settings, settings)
         lam, history, first = last.state, last.history, last.step
     key = jax.random.wrap_key_data(np.array([0, 5], np.uint32))
-    options = {"window": 5, "rho": 0.1, "batch_size": B, "key": key, "threads": 2, "every": EVERY}
+    options = {"window": 5, "rho": 0.1, "batch_size": B, "key": key, "threads": 2, "report_every": EVERY}
     run = training.fit(X, LDA(0.3, 0.2, D), lam, steps=STEPS - first, **options)
     for progress in run:
         if progress.step == first + EVERY:
