@@ -1,7 +1,6 @@
-"""A run that another process kills; test_saved starts it, and starts it again.
+"""A training run that a test kills and restarts.
 
-It is forked from a server that has imported jax and computed nothing, and it is small and has little to compile, so
-that a life costs half a second and not three.
+The process is forked from a server that has imported jax, and the run is small, so that a restart is fast.
 """
 
 import os
@@ -19,13 +18,13 @@ STEPS, EVERY = 100, 2
 
 
 def live(folder, cache, pipe, pause):
-    """Train with checkpoints, from the last one there is to the end, and leave λ in ``final.npy``.
+    """Train from the last checkpoint to the end, write checkpoints, and save λ in ``final.npy``.
 
     Args:
-      folder: Of the checkpoints.
-      cache: For compiled programs.
-      pipe: Is told the step at which this life began, as soon as it has made some.
-      pause: Seconds that every fsync and renaming takes longer, so that most of a life is spent inside a write.
+      folder: Folder of the checkpoints.
+      cache: Folder for compiled programs.
+      pipe: Receives the first step of this process after its first report.
+      pause: Delay in seconds before and after every fsync and rename, so that most kills happen during a write.
     """
     jax.config.update("jax_compilation_cache_dir", str(cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
@@ -38,7 +37,7 @@ def live(folder, cache, pipe, pause):
     last = checkpoints.latest()
     history, first = [], 0
     if last:
-        assert not last.damaged  # no kill damages a checkpoint that has its name
+        assert not last.damaged  # a renamed checkpoint is always complete
         check_same(last.settings, settings)
         lam, history, first = last.state, last.history, last.step
     key = jax.random.wrap_key_data(np.array([0, 5], np.uint32))

@@ -16,7 +16,7 @@ Copy this file to ``smoothgrad_jax/models/NAME.py`` and replace the mixture. The
 | a, b, c | ``prior``             |        | η: the same leaves, as numbers             |
 | x       | ``batch``             | [B]    | counts                                     |
 | r       | ``info``              | [B, K] | responsibilities                           |
-| D, B    | ``num_points``        |        | points in the data, points per minibatch   |
+| D, B    | ``num_docs``          |        | points in the data, points per minibatch   |
 """
 
 from typing import NamedTuple
@@ -37,13 +37,13 @@ class PoissonMixture(NamedTuple):
       a: Prior of the weights.
       b: Prior of the shapes.
       c: Prior of the rates.
-      num_points: D.
+      num_docs: D.
     """
 
     a: Numeric
     b: Numeric
     c: Numeric
-    num_points: Numeric
+    num_docs: Numeric
 
     # Required: prior and local_step.
 
@@ -56,7 +56,7 @@ class PoissonMixture(NamedTuple):
         """Return the statistics of a minibatch, scaled to the data, and the responsibilities."""
         del key  # this model does not sample
         r = jax.nn.softmax(log_joint(params, batch), axis=1)
-        scale = self.num_points / batch.shape[0]
+        scale = self.num_docs / batch.shape[0]
         return {"weights": scale * r.sum(0), "shape": scale * (batch @ r), "rate": scale * r.sum(0)}, r
 
     # Optional: held-out scores.

@@ -24,8 +24,7 @@ for each in (model, sg.LDA(np.full(5, 0.1), np.full((50, 1), 0.1), 60)):
     sg.log_predictive(each, lam, batch, batch)
 sg.topics(lam)
 sg.dirichlet.kl_divergence(lam, 0.1)
-sg.dirichlet.exp_expected_log(lam)
-sg.dirichlet.exp_digamma(lam)
+sg.dirichlet.digamma(lam)
 for warmup in ("mean", "zeros"):
     for state in (sg.init(lam, 3), sg.init(lam, 0), sg.init(lam, sg.Exponential())):
         sg.global_step(state, stats, 0.1, 0.1, math.inf, warmup=warmup)

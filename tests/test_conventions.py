@@ -4,6 +4,7 @@ import ast
 import doctest
 import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,13 +53,22 @@ def imports(path):
     return found
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if layer_of(path) in LAYERS], ids=lambda path: path.stem)
-def test_a_layer_imports_no_layer_above_it(path):
-    layer = layer_of(path)
+def check_imports(path, layer):
+    """Check that a file imports only the layers and packages that its layer may import."""
     parts = [name.split(".") for name in imports(path)]
     ours = {part[1] for part in parts if part[0] == "smoothgrad_jax"} - {"__version__"}
     assert ours <= LAYERS[layer] | {layer}
     assert {part[0] for part in parts} - set(sys.stdlib_module_names) - {"smoothgrad_jax"} <= PACKAGES[layer]
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if layer_of(path) in LAYERS], ids=lambda path: path.stem)
+def test_a_layer_imports_no_layer_above_it(path):
+    check_imports(path, layer_of(path))
+
+
+@pytest.mark.parametrize("name", ["skeleton_model.py", "unigram_mixture.py"])
+def test_a_model_file_to_copy_imports_what_a_model_may_import(name):
+    check_imports(ROOT / "tests" / name, "models")
 
 
 def test_every_module_is_in_a_layer():
@@ -98,8 +108,50 @@ def test_public_functions_are_documented(path):
             assert ast.get_docstring(node), f"{path.name}: {node.name} has no docstring"
 
 
+def functions(path, *, public):
+    """Yield the functions and methods of a file: all of them, or the public ones at the top level and in classes."""
+    nodes = list(ast.parse(path.read_text()).body)
+    while nodes:
+        node = nodes.pop()
+        name = getattr(node, "name", "")
+        if public and name.startswith("_") and name != "__init__":
+            continue
+        if isinstance(node, ast.FunctionDef):
+            yield node
+        if isinstance(node, ast.ClassDef) or not public:
+            nodes += ast.iter_child_nodes(node)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_no_function_body_is_longer_than_60_lines(path):
+    for node in functions(path, public=False):
+        body = node.body[1:] if ast.get_docstring(node) else node.body
+        length = node.end_lineno - body[0].lineno + 1 if body else 0
+        assert length <= 60, f"{path.name}: the body of {node.name} has {length} lines"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_public_signatures_are_typed(path):
+    """Every parameter and return value is annotated, and none is a bare ``Any``; ``**options: Any`` is allowed."""
+    for node in functions(path, public=True):
+        arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        hints = {argument.arg: argument.annotation for argument in arguments if argument.arg not in ("self", "cls")}
+        if node.name != "__init__":
+            hints["return"] = node.returns
+        for name, hint in hints.items():
+            assert hint is not None, f"{path.name}: {node.name}: {name} is not annotated"
+            assert ast.unparse(hint) != "Any", f"{path.name}: {node.name}: {name} is a bare Any"
+
+
 def test_the_readme_stays_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+
+
+def test_contributing_names_files_that_exist():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    for name in re.findall(r"`([a-z_]+/[A-Za-z_/]+\.py)", text):
+        exists = (ROOT / name).exists() or (PACKAGE / name).exists()
+        assert exists or "NAME" in name, f"CONTRIBUTING.md: no file {name}"
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import digamma
 
-from smoothgrad_jax import pack, split_documents
 from smoothgrad_jax.core.model import HeldOut
 from smoothgrad_jax.core.row_sparse.kernel import GatheredKernel
+from smoothgrad_jax.data.batches import pack
+from smoothgrad_jax.models.lda.model import split_documents
 
 
 class UnigramMixture(NamedTuple):

@@ -1,21 +1,22 @@
 """The command ``smoothgrad``: its options, and how errors are reported.
 
-Only options are declared here, so that ``--help`` does not wait for jax. ``COMMANDS`` names the module in
-:mod:`smoothgrad_jax.app.commands` that does the work; it is imported when the command is called. The options of a run
-come from :class:`smoothgrad_jax.training.settings.Settings`.
+This module declares only options, so that ``--help`` does not import jax. Each command has a module of the same name
+in :mod:`smoothgrad_jax.app.commands`, which is imported when the command runs. The options of a run come from
+:class:`smoothgrad_jax.training.settings.Settings`.
 
 | exit code | meaning                                                                               |
 |-----------|---------------------------------------------------------------------------------------|
 | 0         | success                                                                               |
-| 1         | an input, a model or a folder cannot be used; one line says which and why             |
+| 1         | invalid input, model or folder; the error message is one line                         |
 | 2         | an option is invalid                                                                  |
-| 130       | interrupted; what was learned is saved, and ``--resume`` continues the run            |
+| 130       | interrupted; the model is saved, and ``--resume`` continues the run                   |
 """
 
 import argparse
 import importlib
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -28,24 +29,17 @@ from smoothgrad_jax.training.settings import DEFAULT_VALUES, OPTIONS, parse_opti
 FORMATS = formats.NAMES
 _INPUTS = (
     "files or a folder: text with one document per line, a folder of text files, JSON lines, CSV, TSV, UCI docword, "
-    "LDA-C, Matrix Market, svmlight, scipy .npz, each also compressed by gzip, bzip2 or xz; or the output of convert"
+    "LDA-C, Matrix Market, svmlight, scipy .npz, optionally compressed by gzip, bzip2 or xz; or the output of convert"
 )
-# The model has its own names for the settings of the local step.
+# Option of the model -> setting.
 _SETTING_OF = {"tol": "local_tol", "max_iter": "local_max_iter"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command.
-
-    Args:
-      argv: Its arguments; by default those of the process.
-
-    Returns:
-      The exit code.
-    """
+    """Run the command line ``argv``, by default that of the process, and return the exit code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal may not be able to show every word
+            stream.reconfigure(errors="backslashreplace")  # some terminals cannot encode every character
     args = build_parser().parse_args(argv)
     try:
         return _run(args)
@@ -58,22 +52,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    """Run a command and report every expected error in one line on the standard error."""
+    """Run a command; print an expected error to standard error as one line."""
     command = importlib.import_module(f"smoothgrad_jax.app.commands.{args.command}")
     from smoothgrad_jax.app.commands.output import CommandError
+    from smoothgrad_jax.data.compressed_files import CorpusError
 
     try:
         return command.run(args)
     except BrokenPipeError:
-        # The reader of the output has closed it, such as `head`; Python must not write to it again at exit.
+        # The output pipe is closed, for example by `head`. Python must not flush to it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OptionError as error:
         name = _SETTING_OF.get(error.option, error.option)
         message = f"{_flag(name) if hasattr(args, name) else error.option} {error.problem}"
+    except CorpusError as error:
+        message = _with_flags(str(error), [name for name in error.options if hasattr(args, name)])
     except MemoryError as error:
         message = f"out of memory: {error}"
-    except (CommandError, ValueError, OSError) as error:  # includes CorpusError, LoadError and SaveError
+    except (CommandError, ValueError, OSError) as error:  # includes LoadError and SaveError
         message = str(error)
     print(f"smoothgrad {args.command}: {message}", file=sys.stderr)
     return 1
@@ -95,7 +92,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _demo_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", default="smoothgrad-demo", metavar="DIR", help="model and report (%(default)s)")
+    parser.add_argument(
+        "--out", default="smoothgrad-demo", metavar="DIR", help="folder for model and report (%(default)s)"
+    )
     _add_settings(parser, ("topics", "passes", "seed"), topics=30, passes=10, seed=DEFAULT_VALUES["seed"])
 
 
@@ -135,7 +134,7 @@ def _sweep_options(parser: argparse.ArgumentParser) -> None:
         type=lambda text: tuple(_setting("window")(each) for each in text.split(",")),
         default=(1, 10, 100),
         metavar="L,L,…",
-        help="windows to compare, as --window of fit (1,10,100)",
+        help="windows to compare, in the format of fit --window (1,10,100)",
     )
     # All runs of a sweep have the same length and write no checkpoints.
     excluded = {"window", "seconds", "early_stopping", "patience", "min_improvement", "checkpoint_every"}
@@ -167,23 +166,22 @@ class Command(NamedTuple):
     add_options: Callable[[argparse.ArgumentParser], None]
 
 
-# Each command has a module of the same name in smoothgrad_jax.app.commands.
 COMMANDS = {
-    "demo": Command("topics of the documentation of the Python that runs this; no download", _demo_options),
+    "demo": Command("learn topics of Python's docstrings (no download)", _demo_options),
     "fit": Command("learn topics and save a model", _fit_options),
     "topics": Command("print the topics of a model", _topics_options),
-    "transform": Command("topic proportions of documents", _transform_options),
-    "score": Command("how well a model predicts documents", _score_options),
+    "transform": Command("infer topic proportions of documents", _transform_options),
+    "score": Command("compute the predictive log-probability of documents", _score_options),
     "sweep": Command("compare the held-out curves of several windows", _sweep_options),
     "report": Command("write one HTML file with the topics of a model", _report_options),
-    "convert": Command("write a corpus folder, for training without loading the corpus", _convert_options),
+    "convert": Command("convert a corpus to memory-mapped arrays", _convert_options),
 }
 
 
 def _add_settings(
     parser: argparse.ArgumentParser | argparse._ArgumentGroup, names: Iterable[str], **defaults: Any
 ) -> None:
-    """Add options for settings; without a default of its own, an option that is not given is None."""
+    """Add one option per setting; its default is None, or the value in ``defaults``."""
     for name in names:
         option, default = OPTIONS[name], defaults.get(name, DEFAULT_VALUES[name])
         text = option.help.replace("%", "%%")
@@ -205,33 +203,35 @@ def _add_inputs(parser: argparse.ArgumentParser, optional: bool = False) -> None
     group.add_argument("--format", choices=FORMATS, help="format of the files (recognised from their content)")
     group.add_argument("--field", metavar="NAME", help="field of JSON lines, or column of CSV and TSV, with the text")
     group.add_argument("--encoding", default="utf-8", help="encoding of the text (%(default)s)")
-    group.add_argument("--first-id", type=int, choices=(0, 1), help="number of the first word in files of counts")
-    group.add_argument("--sort", action="store_true", help="sort triplets that are not ordered by document")
-    group.add_argument("--words-file", metavar="FILE", help="names of the words in files of counts, one per line")
+    group.add_argument("--first-id", type=int, choices=(0, 1), help="id of the first word in count files")
+    group.add_argument("--sort", action="store_true", help="sort triplets by document")
+    group.add_argument("--words-file", metavar="FILE", help="vocabulary of count files, one word per line")
 
 
 def _add_words(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("vocabulary")
-    group.add_argument("--vocabulary", metavar="FILE", help="use exactly these words, one per line")
+    group.add_argument("--vocabulary", metavar="FILE", help="file with the words to use, one per line")
     group.add_argument(
         "--min-df",
         type=_number_or_fraction,
         metavar="N",
-        help="smallest number, or fraction, of documents with a word (5; less for fewer than 500 documents)",
+        help="minimum document frequency, a number or a fraction (5; less for fewer than 500 documents)",
     )
     group.add_argument(
         "--max-df",
         type=_number_or_fraction,
         metavar="N",
-        help="largest number, or fraction, of documents with a word (0.5)",
+        help="maximum document frequency, a number or a fraction (0.5)",
     )
-    group.add_argument("--max-features", type=_positive, metavar="N", help="largest number of words (50,000)")
-    group.add_argument("--stop-words", metavar="WHICH", help="english, none, or a file with one per line (english)")
-    group.add_argument("--token-pattern", metavar="REGEX", help="pattern of a word (three or more letters)")
+    group.add_argument("--max-features", type=_positive, metavar="N", help="maximum vocabulary size (50,000)")
+    group.add_argument(
+        "--stop-words", metavar="WHICH", help="english, none, or a file with one word per line (english)"
+    )
+    group.add_argument("--token-pattern", metavar="REGEX", help="regular expression of a word (three or more letters)")
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="write JSON lines to the standard output, for programs")
+    parser.add_argument("--json", action="store_true", help="write JSON lines to standard output")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -245,8 +245,17 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def _with_flags(message: str, options: Iterable[str]) -> str:
+    """Replace option names in a message by flags: ``--min-df`` for min_df, ``--sort`` for sort=True."""
+    for name in options:
+        # A name without an underscore, such as "format", is also an English word: replace it only before "=" or ":".
+        after = r"(=True)?" if "_" in name else r"(=True|(?==)|(?=:))"
+        message = re.sub(rf"(?<![\w./-]){name}\b{after}", _flag(name), message)
+    return message
+
+
 def _setting(name: str) -> Callable[[str], Any]:
-    """Return the function that converts the text of an option to the value of a setting."""
+    """Return the argparse type of a setting."""
 
     def convert(text: str) -> Any:
         try:

@@ -1,7 +1,7 @@
-"""The corpus of ``smoothgrad demo``: documentation strings of Python and of the packages below jax.
+"""The corpus of ``smoothgrad demo``: docstrings of the installed Python, NumPy, SciPy and JAX.
 
-Every machine that runs this package has this text. One document is the documentation string of a module, class or
-function, if it has at least twenty words. The sources are parsed, not imported, so that none of their code runs.
+A document is the docstring of a module, class or function with at least twenty words. The source files are parsed, not
+imported.
 """
 
 import ast
@@ -20,14 +20,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 PACKAGES = ("numpy", "scipy", "jax")
-_FEWEST_WORDS = 20
+_MIN_WORDS = 20
 _SKIPPED = {"site-packages", "dist-packages", "test", "tests", "__pycache__", "idlelib", "lib2to3", "_vendor"}
 _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-_DOCUMENTING_CALLS = {"add_newdoc", "add_docstring"}  # numpy and scipy document functions in C by these
+_DOCUMENTING_CALLS = {"add_newdoc", "add_docstring"}  # how NumPy and SciPy document functions in C
 
 
 def version(packages: Iterable[str] = PACKAGES) -> str:
-    """Return a short name for the corpus of :func:`collect`: a hash of the versions of Python and of the packages."""
+    """Return a hash of the versions of Python and the packages, which identifies the corpus."""
     versions = [platform.python_version()]
     for package in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -36,9 +36,9 @@ def version(packages: Iterable[str] = PACKAGES) -> str:
 
 
 def collect(packages: Iterable[str] = PACKAGES) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) of every documentation string in the standard library and in the installed packages.
+    """Yield (name, text) of every docstring in the standard library and in the installed packages.
 
-    A text that occurs several times is yielded once. Files are parsed on all cores.
+    Duplicate texts are skipped. Files are parsed in parallel.
 
     Args:
       packages: Names of packages; those that are not installed are skipped.
@@ -58,23 +58,23 @@ def collect(packages: Iterable[str] = PACKAGES) -> Iterator[tuple[str, str]]:
                 files.append((path, ".".join(parts)))
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(min(8, os.cpu_count() or 1), context) as pool:
-        for documents in pool.map(documentation_strings, files, chunksize=50):
+        for documents in pool.map(docstrings, files, chunksize=50):
             for name, text in documents:
                 if text not in seen:
                     seen.add(text)
                     yield name, text
 
 
-def documentation_strings(file: tuple[Path, str]) -> list[tuple[str, str]]:
-    """Return (name, text) of the documentation strings in one file, given as (path, name of the module)."""
+def docstrings(file: tuple[Path, str]) -> list[tuple[str, str]]:
+    """Return (name, text) of the docstrings in one file, given as (path, name of the module)."""
     path, module = file
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about invalid escapes in the sources
+            warnings.simplefilter("ignore")  # invalid escape sequences in the sources
             tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, RecursionError, OSError):
         return []  # a template, or a file with a deliberate error
-    return [(name, text) for name, text in _strings(module, tree) if len(text.split()) >= _FEWEST_WORDS]
+    return [(name, text) for name, text in _strings(module, tree) if len(text.split()) >= _MIN_WORDS]
 
 
 def _strings(module: str, tree: ast.Module) -> Iterator[tuple[str, str]]:
@@ -93,11 +93,11 @@ def _strings(module: str, tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def _added(module: str, call: ast.Call) -> Iterator[tuple[str, str]]:
-    """Yield the documentation string of a call ``add_newdoc("module", "name", "text")``."""
+    """Yield the docstring of a call ``add_newdoc("module", "name", "text")``."""
     function = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", None)
     if function not in _DOCUMENTING_CALLS:
         return
     strings = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
-    texts = [text for text in strings if len(text.split()) >= _FEWEST_WORDS]
+    texts = [text for text in strings if len(text.split()) >= _MIN_WORDS]
     if texts:
         yield ".".join([module, *(s for s in strings if s.isidentifier())][:3]), inspect.cleandoc(texts[-1])

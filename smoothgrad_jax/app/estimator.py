@@ -15,6 +15,7 @@ The parameters have the names and meanings of :class:`sklearn.decomposition.Late
 """
 
 import math
+import os
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,10 +34,12 @@ from smoothgrad_jax.core.types import ArrayLike, PRNGKey
 from smoothgrad_jax.data.batches import Layout
 from smoothgrad_jax.data.corpus import Corpus
 from smoothgrad_jax.models.lda import inference
+from smoothgrad_jax.models.lda.methods import named_method
 from smoothgrad_jax.models.lda.model import LDA
+from smoothgrad_jax.models.topic_quality import TopicQuality, topic_quality, topic_shares
 from smoothgrad_jax.training import driver
 from smoothgrad_jax.training.checkpoints import Checkpoints, fingerprint
-from smoothgrad_jax.training.settings import DEFAULTS, Settings, window_object
+from smoothgrad_jax.training.settings import DEFAULTS, Prior, Settings, StepSize, Warmup, Window, window_object
 
 try:
     from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
@@ -45,7 +48,7 @@ try:
 except ImportError:
     raise ImportError('SmoothedLDA needs scikit-learn: pip install "smoothgrad_jax[sklearn]"') from None
 
-# Settings that scikit-learn has under a name of its own. All others have the same name in both.
+# Settings with a different parameter name in scikit-learn.
 SCIKIT_LEARN_NAMES = {
     "topics": "n_components",
     "alpha": "doc_topic_prior",
@@ -60,7 +63,18 @@ SCIKIT_LEARN_NAMES = {
     "local_max_iter": "max_doc_update_iter",
     "threads": "n_jobs",
 }
-_SAME_NAMES = ("window", "warmup", "slots", "batch_size", "replace", "seconds", "early_stopping", "checkpoint_every")
+_SAME_NAMES = (
+    "method",
+    "sweeps",
+    "window",
+    "warmup",
+    "slots",
+    "batch_size",
+    "replace",
+    "seconds",
+    "early_stopping",
+    "checkpoint_every",
+)
 _PARAMETER_OF = SCIKIT_LEARN_NAMES | {name: name for name in _SAME_NAMES} | {"held_out": "validation_fraction"}
 _PARAMETER_OF_LIBRARY = _PARAMETER_OF | {"tol": "mean_change_tol", "max_iter": "max_doc_update_iter"}
 _VALIDATION_FRACTION = 0.1
@@ -69,7 +83,7 @@ Counts: TypeAlias = ArrayLike | scipy.sparse.sparray | scipy.sparse.spmatrix
 
 
 @contextmanager
-def _own_names() -> Iterator[None]:
+def _parameter_names() -> Iterator[None]:
     """Report errors of options under the names of the estimator's parameters."""
     try:
         yield
@@ -84,6 +98,11 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
     ----------
     n_components : int, default=10
         K, the number of topics.
+    method : {"sampled", "mean", "variational"}, default="sampled"
+        How the topics of a document's words are inferred during training: by sampling every token, by variational
+        inference with the mean of the topics, or by variational inference as in the paper.
+    sweeps : int, default=5
+        Samples per token and visit of a document, for the sampled method.
     window : int, float('inf'), str, callable or Adaptive, default=10
         L, the number of minibatches over which the statistics are averaged. 1 is stochastic variational inference; ∞
         is the mean over all minibatches so far. A function of the step number, such as
@@ -94,17 +113,18 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
     slots : {"float32", "bfloat16", "uint8"} or None, default=None
         Precision of the statistics in the window. A lower one saves memory where L is large. None is that of λ.
     doc_topic_prior : float, array of shape (n_components,), "auto" or None, default=None
-        α. "auto" learns one number per topic. None is 0.1.
+        α. "auto" learns one number per topic. None is 5/K within 0.01 … 0.3; 0.1 for the variational method.
     topic_word_prior : float, array that broadcasts to (n_components, n_features), "auto" or None, default=None
-        η. "auto" learns one number. None is 0.1.
+        η. "auto" learns one number. None is 0.05, and more where λ remembers only a part of the documents; 0.1 for the
+        variational method.
     batch_size : int or None, default=None
         B. None is 1/32 of the documents, between 32 and 256.
     learning_rate : float, callable or None, default=None
         ρ, one number in (0, 1] or a function of the step number. None is (τ + t)^−κ.
     learning_offset : float or None, default=None
         τ of the step size. None is the number of minibatches per pass, between 1 and 64.
-    learning_decay : float, default=0.7
-        κ of the step size, in (0.5, 1] for convergence.
+    learning_decay : float or None, default=None
+        κ of the step size, in (0.5, 1] for convergence. None is 0.6; 0.7 for the variational method.
     max_iter : int, default=10
         Passes over the documents. Each pass has its own order.
     seconds : float or None, default=None
@@ -166,7 +186,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
     The defaults were chosen by held-out score on four corpora; see ``experiments/defaults.py``. α is 0.1 and not 1/K,
     as in scikit-learn and gensim, because 1/K scores lower on large corpora of short texts.
 
-    After Ctrl-C, :meth:`fit` stores what was learned in the attributes and raises ``KeyboardInterrupt``.
+    After Ctrl-C, :meth:`fit` stores the current topics in the attributes and raises ``KeyboardInterrupt``.
 
     References
     ----------
@@ -188,36 +208,40 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
 
     def __init__(
         self,
-        n_components=10,
+        n_components: int = 10,
         *,
-        window=DEFAULTS.window,
-        warmup=DEFAULTS.warmup,
-        slots=None,
-        doc_topic_prior=None,
-        topic_word_prior=None,
-        batch_size=None,
-        learning_rate=None,
-        learning_offset=None,
-        learning_decay=DEFAULTS.kappa,
-        max_iter=10,
-        seconds=None,
-        replace=False,
-        early_stopping=False,
-        validation_fraction=_VALIDATION_FRACTION,
-        n_iter_no_change=DEFAULTS.patience,
-        tol=DEFAULTS.min_improvement,
-        mean_change_tol=DEFAULTS.local_tol,
-        max_doc_update_iter=DEFAULTS.local_max_iter,
-        total_samples=1_000_000,
-        init=None,
-        checkpoints=None,
-        checkpoint_every=DEFAULTS.checkpoint_every,
-        resume=False,
-        n_jobs=None,
-        verbose=0,
-        random_state=None,
+        method: str = DEFAULTS.method,
+        sweeps: int = DEFAULTS.sweeps,
+        window: Window = DEFAULTS.window,
+        warmup: Warmup = DEFAULTS.warmup,
+        slots: str | None = None,
+        doc_topic_prior: Prior = None,
+        topic_word_prior: Prior = None,
+        batch_size: int | None = None,
+        learning_rate: StepSize | None = None,
+        learning_offset: float | None = None,
+        learning_decay: float | None = None,
+        max_iter: int = 10,
+        seconds: float | None = None,
+        replace: bool = False,
+        early_stopping: bool = False,
+        validation_fraction: float = _VALIDATION_FRACTION,
+        n_iter_no_change: int = DEFAULTS.patience,
+        tol: float = DEFAULTS.min_improvement,
+        mean_change_tol: float = DEFAULTS.local_tol,
+        max_doc_update_iter: int = DEFAULTS.local_max_iter,
+        total_samples: int = 1_000_000,
+        init: ArrayLike | None = None,
+        checkpoints: str | os.PathLike | None = None,
+        checkpoint_every: float = DEFAULTS.checkpoint_every,
+        resume: bool = False,
+        n_jobs: int | None = None,
+        verbose: int = 0,
+        random_state: int | np.random.RandomState | None = None,
     ):
         self.n_components = n_components
+        self.method = method
+        self.sweeps = sweeps
         self.window = window
         self.warmup = warmup
         self.slots = slots
@@ -259,22 +283,22 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         self
         """
         counts = self._validated(X, reset=True)
-        with _own_names():
+        with _parameter_names():
             seed, rng = self._randomness()
             settings = self._settings(counts.shape[0], seed).resolve(counts.shape[0])
             held_out = None
             if settings.held_out:
-                documents, aside = runs.hold_out(rng, counts.shape[0], settings.held_out)
-                counts, held_out = counts[documents], counts[aside]
+                documents, validation = runs.hold_out(rng, counts.shape[0], settings.held_out)
+                counts, held_out = counts[documents], counts[validation]
             run = self._new_run(counts, held_out, settings, rng)
         self._reset(counts.dtype)
         watch = partial(progress.watch, steps=run.steps) if self.verbose else iter
         try:
-            with self._keeping(run):
+            with self._storing(run):
                 if not run.train(watch, self._checkpoints()):
                     raise KeyboardInterrupt
         finally:
-            self._state = None  # later documents do not belong into the window of this run
+            self._state = None  # partial_fit starts with an empty window
             self.validation_scores_ = [each["score"] for each in run.history]
             self.n_iter_ = min(math.ceil(run.passes), self.max_iter)
         return self
@@ -296,12 +320,12 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         """
         first = not hasattr(self, "components_")
         counts = self._validated(X, reset=first)
-        with _own_names():
+        with _parameter_names():
             if not isinstance(self.total_samples, int | float) or self.total_samples < 1:
                 raise OptionError("total_samples", f"must be a number of at least 1, got {self.total_samples!r}")
             settings = self._settings(None, 0).resolve(int(self.total_samples))
             run, earlier_steps = self._partial_run(counts, settings, first)
-        with self._keeping(run, earlier_steps), _own_names():
+        with self._storing(run, earlier_steps), _parameter_names():
             run.finish()
         return self
 
@@ -351,13 +375,32 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         """Return exp(−score): the number of equally likely words that would be as hard to predict."""
         return float(np.exp(-self.score(X)))
 
-    def to_model(self, vocabulary: Sequence[str] | None = None) -> saved_models.SavedModel:
+    def topic_quality(self, X: Counts) -> TopicQuality:
+        """Return coherence, diversity and other measures of the topics; see :func:`smoothgrad_jax.topic_quality`.
+
+        Parameters
+        ----------
+        X : array or sparse matrix of shape (n_samples, n_features)
+            Documents in which words are counted as occurring together; usually the training documents. At most
+            20,000 are used.
+
+        Returns
+        -------
+        TopicQuality
+        """
+        check_is_fitted(self, "components_")
+        counts = self._validated(X, reset=False)
+        return topic_quality(self._lam(), counts, shares=self._shares())
+
+    def to_model(self, vocabulary: Sequence[str] | None = None, X: Counts | None = None) -> saved_models.SavedModel:
         """Return the topics as a :class:`smoothgrad_jax.SavedModel`, which can be saved and reported.
 
         Parameters
         ----------
         vocabulary : list of str or None, default=None
             The words; by default the names of the features, if X has them.
+        X : array or sparse matrix of shape (n_samples, n_features) or None, default=None
+            Documents from which the quality of the topics is computed, to be stored with the model.
         """
         check_is_fitted(self, "components_")
         if vocabulary is None:
@@ -373,6 +416,8 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             vocabulary=None if vocabulary is None else list(map(str, vocabulary)),
             settings=settings,
             history=[{"passes": i, "score": score} for i, score in enumerate(self.validation_scores_, start=1)],
+            prevalence=self._shares(),
+            quality=None if X is None else self.topic_quality(X),
         )
 
     @property
@@ -392,11 +437,11 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         return X
 
     def _settings(self, num_docs: int | None, seed: int) -> Settings:
-        """Return the settings that the parameters stand for.
+        """Return the settings that correspond to the parameters.
 
         Args:
           num_docs: Number of documents; None for :meth:`partial_fit`, which holds no documents out.
-          seed: Seed that ``random_state`` stands for.
+          seed: Seed derived from ``random_state``.
         """
         values = {name: getattr(self, parameter) for name, parameter in _PARAMETER_OF.items() if name != "held_out"}
         for name in ("alpha", "eta"):
@@ -428,16 +473,16 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         return int(seed), np.random.default_rng(int(second))
 
     def _new_run(self, X: Any, held_out: Any, settings: Settings, rng: np.random.Generator) -> Run:
-        corpus, key, last, facts = Corpus.of(X), jax.random.key(settings.seed), None, {}
+        corpus, key, last, metadata = Corpus.of(X), jax.random.key(settings.seed), None, {}
         if self._checkpoints():
-            facts["corpus"] = fingerprint(corpus)
+            metadata["corpus"] = fingerprint(corpus)
             last = self._checkpoints().latest()
             if last and not self.resume:
                 raise OptionError("checkpoints", f"names a folder with a run; resume=True continues it: {last.path}")
         if last:
-            runs.check_resumable(last, settings, facts)
-        start = None if last else self._first_topics(key, corpus)
-        return Run(corpus, settings, start, key=key, rng=rng, held_out=held_out, checkpoint=last, facts=facts)
+            runs.check_resumable(last, settings, metadata)
+        start = None if last else self._initial_topics(key, corpus)
+        return Run(corpus, settings, start, key=key, rng=rng, held_out=held_out, checkpoint=last, metadata=metadata)
 
     def _checkpoints(self) -> Any:
         if self.checkpoints is not None:
@@ -449,13 +494,13 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
 
     def _partial_run(self, X: Any, settings: Settings, first: bool) -> tuple[driver.Training, int]:
         """Return the run of one :meth:`partial_fit`, and the number of steps before those that its state counts."""
-        corpus = Corpus.of(X)
+        corpus, key = Corpus.of(X), jax.random.key(self._randomness()[0])
         if first:
-            start = self._first_topics(jax.random.key(self._randomness()[0]), corpus, self.total_samples)
-            model = runs.first_model(settings, self.total_samples)
+            start = self._initial_topics(key, corpus, self.total_samples)
+            model = runs.initial_model(settings, self.total_samples)
             self._reset(X.dtype)
         else:
-            # Edited topics replace those of the state; its window belongs to the topics before.
+            # The state is valid only for unedited topics; edited topics start with an empty window.
             is_unchanged = self._state is not None and self._components_checksum == _checksum(self.components_)
             start = self._state if is_unchanged else self._lam()
             model = self._model(self.total_samples)
@@ -472,24 +517,24 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             window=_delayed(window_object(self.window), earlier_steps),
             warmup=settings.warmup,
             rho=_delayed(runs.step_size(settings), earlier_steps),
+            key=key,
             threads=None if isinstance(start, RowSparseState) else settings.threads,
             slots=settings.slots,
         )
         return run, earlier_steps
 
-    def _first_topics(self, key: PRNGKey, corpus: Corpus, num_docs: int | None = None) -> Any:
+    def _initial_topics(self, key: PRNGKey, corpus: Corpus, num_docs: int | None = None) -> Any:
         if self.init is None:
-            return runs.first_topics(key, corpus, self.n_components, num_docs=num_docs)
+            return runs.initial_topics(key, corpus, self.n_components, num_docs=num_docs)
         init, shape = np.asarray(self.init, np.float32), (self.n_components, self.n_features_in_)
         if init.shape != shape or not (np.isfinite(init) & (init > 0)).all():
-            raise OptionError(
-                "init", f"must be positive and finite of shape {shape}; got an array of shape {init.shape}"
-            )
+            raise OptionError("init", f"must be positive and finite of shape {shape}; got shape {init.shape}")
         return np.ascontiguousarray(init.T)
 
     def _model(self, num_docs: int) -> LDA:
         eta = _word_major(self.topic_word_prior_)
-        return LDA(self.doc_topic_prior_, eta, num_docs, self.mean_change_tol, self.max_doc_update_iter)
+        method = named_method(self.method, self.sweeps)
+        return LDA(self.doc_topic_prior_, eta, num_docs, self.mean_change_tol, self.max_doc_update_iter, method)
 
     def _reset(self, dtype: Any) -> None:
         self._fitted_dtype, self._state = dtype, None
@@ -498,8 +543,8 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         self.validation_scores_ = []
 
     @contextmanager
-    def _keeping(self, run: Run | driver.Training, earlier_steps: int = 0) -> Iterator[None]:
-        """Keep what was learned, and the state to continue from, however the run ends."""
+    def _storing(self, run: Run | driver.Training, earlier_steps: int = 0) -> Iterator[None]:
+        """Store the results of a run in the attributes, also after an exception."""
         try:
             yield
         finally:
@@ -511,6 +556,9 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             self._components_checksum, self._num_docs = _checksum(self.components_), int(model.num_docs)
             self.doc_topic_prior_ = model.alpha
             self.topic_word_prior_ = np.asarray(model.eta).T if np.ndim(model.eta) else model.eta
+
+    def _shares(self) -> np.ndarray | None:
+        return topic_shares(self._lam(), _word_major(self.topic_word_prior_))
 
     def _lam(self) -> np.ndarray:
         return np.ascontiguousarray(np.asarray(self.components_, np.float32).T)
@@ -525,7 +573,7 @@ def _delayed(value: Any, steps: int) -> Any:
 
 
 def _checksum(components: np.ndarray) -> int:
-    return zlib.crc32(np.ascontiguousarray(components))
+    return zlib.crc32(np.ascontiguousarray(components).data)
 
 
 def _word_major(eta: Any) -> Any:

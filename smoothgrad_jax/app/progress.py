@@ -1,25 +1,28 @@
-"""What a run shows while it works: one live bar on a terminal, a line now and then in a log."""
+"""Display of the progress of a run: a bar on a terminal, otherwise lines of a log."""
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from typing import Any, TextIO
+from collections.abc import Callable, Iterable, Iterator
+from typing import TextIO, TypeAlias
+
+from smoothgrad_jax.training.driver import Progress
 
 _LOG_EVERY = 5.0  # seconds between two lines of a log
 
+Display: TypeAlias = tuple[Callable[[Progress], None], Callable[[], None]]  # show a report, close the display
 
-def watch(reports: Iterable[Any], *, steps: int, stream: TextIO | None = None, label: str = "fit") -> Iterator[Any]:
-    """Pass on the reports of a run, and show them.
+
+def watch(
+    reports: Iterable[Progress], *, steps: int, stream: TextIO | None = None, label: str = "fit"
+) -> Iterator[Progress]:
+    """Display the reports of a run and yield them.
 
     Args:
-      reports: A :class:`smoothgrad_jax.Training`, or any iterable of :class:`smoothgrad_jax.Progress`.
-      steps: The number of the last step.
-      stream: Where to; by default the standard error. A terminal gets a bar, if tqdm is installed, anything else a line
-        every five seconds and one for every score.
-      label: What stands in front.
-
-    Yields:
-      The reports.
+      reports: A :class:`smoothgrad_jax.Training`, or any iterable of reports.
+      steps: Number of the last step.
+      stream: Output stream; the standard error by default. A terminal shows a bar if tqdm is installed. Any other
+        stream gets one line every five seconds and one line per score.
+      label: Prefix of the bar and of the lines.
     """
     stream = stream or sys.stderr
     show, close = _bar(steps, stream, label) if stream.isatty() else _log(steps, stream, label)
@@ -31,8 +34,8 @@ def watch(reports: Iterable[Any], *, steps: int, stream: TextIO | None = None, l
         close()
 
 
-def describe(report: Any, score: float | None = None) -> str:
-    """A report in a few words: passes, rate, score, time left."""
+def describe(report: Progress, score: float | None = None) -> str:
+    """Return passes, rate, score and remaining time as text; ``score`` replaces a missing score."""
     score = report.score if report.score is not None else score
     parts = [f"{report.passes:.2f} passes", f"{report.rate:,.0f} documents/s"]
     parts += [f"held-out {score:.4f}"] if score is not None else []
@@ -40,27 +43,27 @@ def describe(report: Any, score: float | None = None) -> str:
     return ", ".join(parts)
 
 
-def _bar(steps, stream, label):
+def _bar(steps: int, stream: TextIO, label: str) -> Display:
     try:
         from tqdm import tqdm
     except ImportError:
         return _log(steps, stream, label)
     bar = tqdm(total=steps, file=stream, desc=label, bar_format="{desc} {percentage:3.0f}%|{bar}| {postfix}")
-    known = None
+    last_score: float | None = None
 
-    def show(report):
-        nonlocal known
-        known = report.score if report.score is not None else known
+    def show(report: Progress) -> None:
+        nonlocal last_score
+        last_score = report.score if report.score is not None else last_score
         bar.n = min(report.step, steps)
-        bar.set_postfix_str(describe(report, known))
+        bar.set_postfix_str(describe(report, last_score))
 
     return show, bar.close
 
 
-def _log(steps, stream, label):
+def _log(steps: int, stream: TextIO, label: str) -> Display:
     last = -_LOG_EVERY
 
-    def show(report):
+    def show(report: Progress) -> None:
         nonlocal last
         now = time.monotonic()
         if report.score is not None or report.step >= steps or now - last >= _LOG_EVERY:
@@ -70,7 +73,7 @@ def _log(steps, stream, label):
     return show, lambda: None
 
 
-def _clock(seconds):
-    minutes, seconds = divmod(round(seconds), 60)
+def _clock(duration: float) -> str:
+    minutes, seconds = divmod(round(duration), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

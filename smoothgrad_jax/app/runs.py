@@ -6,8 +6,8 @@
 
 The run holds documents out and scores them, learns priors, stops early, keeps a history and writes checkpoints. The
 settings, the corpus and the number of steps determine the result: a run that continues from a checkpoint of
-:meth:`Run.train` ends with the same λ as an uninterrupted one, bit for bit on the same machine. One exception: priors
-are learned at the reports, so Ctrl-C between two reports shifts the later updates of learned priors.
+:meth:`Run.train` ends with the same λ as an uninterrupted one, bit for bit on the same machine. Exception:
+learned priors are updated at each report, so an interruption between two reports changes later updates.
 """
 
 import math
@@ -15,25 +15,29 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 import numpy.typing as npt
+import scipy.sparse
 
 from smoothgrad_jax.core.schedules import robbins_monro
 from smoothgrad_jax.core.types import Array, ArrayLike, PRNGKey, PyTree
 from smoothgrad_jax.data.corpus import Corpus
 from smoothgrad_jax.models.lda import inference, priors
+from smoothgrad_jax.models.lda.methods import named_method
 from smoothgrad_jax.models.lda.model import LDA
 from smoothgrad_jax.models.lda.topics import seed_topics
 from smoothgrad_jax.training import driver
 from smoothgrad_jax.training.checkpoints import Checkpoint, Checkpoints, check_same
 from smoothgrad_jax.training.driver import Progress
-from smoothgrad_jax.training.settings import DEFAULTS, OPTIONS, Settings, window_object
+from smoothgrad_jax.training.settings import OPTIONS, Settings, default_alpha, window_object
 
-_SEED_DOCUMENTS = 10_000  # documents from which the first topics are made
+_SEED_DOCUMENTS = 10_000  # documents that seed the initial topics
 _SCORES = 20  # held-out scores per run
 _PRIOR_DOCUMENTS = 512  # documents per update of α
 _PRIOR_UPDATES = 100  # largest number of updates of learned priors per run
-_STEPS_PER_UPDATE = 5  # smallest number of steps between two of them
+_STEPS_PER_UPDATE = 5  # smallest number of steps between two updates
+_INITIAL_ETA = 0.1  # where η is learned
 _PRIOR_WEIGHT = 0.1  # weight of the newest documents in the moving average to which α is fitted
 
 Record = dict[str, Any]  # step, passes, seconds, rate and score of one report
@@ -53,17 +57,17 @@ def hold_out(rng: np.random.Generator, num_docs: int, number: int) -> tuple[npt.
     return np.sort(documents), np.sort(held_out)
 
 
-def first_topics(
+def initial_topics(
     key: PRNGKey, corpus: Corpus, num_topics: int, documents: npt.NDArray | None = None, num_docs: int | None = None
 ) -> Array:
-    """Return λ [V, K] to start from, seeded with documents of the corpus.
+    """Return the initial λ [V, K], seeded with documents of the corpus.
 
     Args:
       key: A random key.
       corpus: The counts.
       num_topics: K.
-      documents: Documents to choose from; of many, some that are spread evenly. By default all of the corpus.
-      num_docs: Number of documents that λ stands for; by default those to choose from.
+      documents: Candidate documents, by default all; at most 10,000 evenly spaced ones are used.
+      num_docs: Number of documents to which λ is scaled; by default the number of candidates.
     """
     if documents is None:
         return seed_topics(key, corpus, num_topics, num_docs=num_docs)
@@ -76,40 +80,42 @@ def step_size(settings: Settings) -> float | Callable[[Any], Any]:
     if settings.rho is not None:
         return settings.rho
     assert settings.tau is not None, "the settings must be resolved"
+    assert settings.kappa is not None, "the settings must be resolved"
     return robbins_monro(settings.tau, settings.kappa)
 
 
-def first_model(settings: Settings, num_docs: float) -> LDA:
+def initial_model(settings: Settings, num_docs: float) -> LDA:
     """Return the model with the priors of the settings; learned priors start from the defaults."""
-    alpha = DEFAULTS.alpha if isinstance(settings.alpha, str) else settings.alpha
-    eta = DEFAULTS.eta if isinstance(settings.eta, str) else settings.eta
-    return LDA(alpha, eta, num_docs, settings.local_tol, settings.local_max_iter)
+    alpha = default_alpha(settings.method, settings.topics) if isinstance(settings.alpha, str) else settings.alpha
+    eta = _INITIAL_ETA if isinstance(settings.eta, str) else settings.eta
+    method = named_method(settings.method, settings.sweeps)
+    return LDA(alpha, eta, num_docs, settings.local_tol, settings.local_max_iter, method)
 
 
 def local_options(settings: Settings) -> dict[str, Any]:
-    """Return the options with which documents are fitted outside of training."""
+    """Return the options of the local step outside of training."""
     return {"tol": settings.local_tol, "max_iter": settings.local_max_iter, "threads": settings.threads}
 
 
-def check_resumable(checkpoint: Checkpoint, settings: Settings, facts: Mapping[str, Any]) -> None:
-    """Refuse to continue a checkpoint with other settings or another corpus.
+def check_resumable(checkpoint: Checkpoint, settings: Settings, metadata: Mapping[str, Any]) -> None:
+    """Raise an error if a checkpoint has other settings or another corpus.
 
     Args:
       checkpoint: The checkpoint.
       settings: Resolved settings of the new run; passes, seconds, threads and checkpoint_every may differ.
-      facts: What else :meth:`Run.train` stores, such as a fingerprint of the corpus.
+      metadata: Further entries of the checkpoint, such as a fingerprint of the corpus.
 
     Raises:
-      LoadError: Which names every setting that differs, with both values.
+      LoadError: A setting differs; the message names every such setting with both values.
     """
     ignored = {"learned"} | {name for name, option in OPTIONS.items() if option.may_change}
-    pair = (checkpoint.settings, settings.as_json() | dict(facts))
+    pair = (checkpoint.settings, settings.as_json() | dict(metadata))
     then, now = ({name: value for name, value in each.items() if name not in ignored} for each in pair)
     check_same(then, now)
 
 
 class PriorLearner:
-    """Fits α to a few documents, and η to the topics, now and then during a run.
+    """Fits α to a sample of documents, and η to the topics, at every report of a run.
 
     Args:
       settings: Which priors are learned.
@@ -131,19 +137,30 @@ class PriorLearner:
         if self._learns_alpha:
             size = min(len(self._documents), _PRIOR_DOCUMENTS)
             some = self._documents[self._rng.choice(len(self._documents), size, replace=False)]
-            gamma = inference.posteriors(model, lam, self._corpus.select(some), **self._options)
-            found = np.asarray(priors.mean_log(gamma, 1))
-            # A moving average: of many documents, but not of those that were fitted to much older topics.
-            old = self._mean_log
-            self._mean_log = mean_log = found if old is None else old + _PRIOR_WEIGHT * (found - old)
-            model = model._replace(alpha=priors.fit_dirichlet(mean_log, np.asarray(model.alpha)))
+            learn = self._alpha_of_samples if model.uses_key else self._alpha_of_posteriors
+            model = model._replace(alpha=learn(model, lam, self._corpus.select(some)))
         if self._learns_eta:
             eta = priors.fit_symmetric(float(priors.mean_log(lam, 0)), len(lam), float(np.asarray(model.eta)))
             model = model._replace(eta=eta)
         return model
 
+    def _alpha_of_samples(self, model: LDA, lam: Array, X: scipy.sparse.csr_array) -> npt.NDArray:
+        """Move α towards the α with the highest likelihood of sampled token counts."""
+        key = jax.random.key(int(self._rng.integers(2**31)))
+        old = np.broadcast_to(np.asarray(model.alpha, np.float64), lam.shape[1])
+        return old + _PRIOR_WEIGHT * (priors.fit_counts(inference.sampled_counts(model, lam, X, key), old) - old)
+
+    def _alpha_of_posteriors(self, model: LDA, lam: Array, X: scipy.sparse.csr_array) -> npt.NDArray:
+        """Fit α to a moving average of E[log θ]."""
+        gamma = inference.posteriors(model, lam, X, **self._options)
+        found = np.asarray(priors.mean_log(gamma, 1))
+        # The moving average includes many documents, and forgets documents that were fitted to older topics.
+        old = self._mean_log
+        self._mean_log = mean_log = found if old is None else old + _PRIOR_WEIGHT * (found - old)
+        return priors.fit_dirichlet(mean_log, np.asarray(model.alpha))
+
     def state(self, model: LDA) -> dict[str, Any]:
-        """Return what :meth:`restore` needs, as JSON can hold it."""
+        """Return the state for :meth:`restore` as JSON values."""
         return {
             "alpha": np.asarray(model.alpha).tolist(),
             "eta": np.asarray(model.eta).tolist(),
@@ -166,17 +183,18 @@ class Run:
     Args:
       corpus: The counts.
       settings: Resolved settings.
-      params: λ [V, K] to start from; not used with a checkpoint.
+      params: Initial λ [V, K]; not used with a checkpoint.
       key: Decides the order of the documents and the halves of held-out documents.
       rng: Chooses documents for learned priors.
       documents: Documents of the corpus to train on; None for all.
       held_out: Counts of the documents to score, or None.
       checkpoint: A checkpoint to continue from.
-      facts: Further entries that checkpoints store with the settings, such as a fingerprint of the corpus.
+      metadata: Further entries that checkpoints store with the settings, such as a fingerprint of the corpus.
 
     Attributes:
       steps: Number of steps of the complete run.
       history: One record per score.
+      documents: Documents of the corpus to train on; None for all.
 
     Raises:
       OptionError: An option does not fit the data.
@@ -191,11 +209,12 @@ class Run:
         key: PRNGKey,
         rng: np.random.Generator,
         documents: npt.NDArray | None = None,
-        held_out: Any = None,
+        held_out: Corpus | scipy.sparse.sparray | scipy.sparse.spmatrix | None = None,
         checkpoint: Checkpoint | None = None,
-        facts: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        self._settings, self._facts = settings, dict(facts or {})
+        self._settings, self._metadata = settings, dict(metadata or {})
+        self.documents = documents
         self._num_docs = corpus.num_docs if documents is None else len(documents)
         assert settings.batch_size is not None, "the settings must be resolved"
         assert settings.passes is not None, "the settings must be resolved"
@@ -204,9 +223,9 @@ class Run:
         first = checkpoint.step if checkpoint else 0
         self.history: list[Record] = list(checkpoint.history) if checkpoint else []
         self._earlier_passes = first * self._batch_size / self._num_docs
-        self._earlier_seconds = self.history[-1]["seconds"] if self.history else 0.0  # as far as it was recorded
-        self._is_over = first >= self.steps or self._has_converged()
-        model = first_model(settings, self._num_docs)
+        self._earlier_seconds = self.history[-1]["seconds"] if self.history else 0.0  # up to the last score
+        self._is_complete = first >= self.steps or self._has_converged()
+        model = initial_model(settings, self._num_docs)
         self._learner = PriorLearner(settings, corpus, documents, rng) if settings.learns_priors else None
         if self._learner and checkpoint and "learned" in checkpoint.settings:
             model = self._learner.restore(model, checkpoint.settings["learned"])
@@ -232,7 +251,7 @@ class Run:
 
     @property
     def step(self) -> int:
-        """Number of steps taken."""
+        """Number of completed steps."""
         return self._training.step
 
     @property
@@ -264,9 +283,9 @@ class Run:
     def reports(self) -> Iterator[Progress]:
         """Train and yield reports, with passes and seconds counted from the first step of the complete run.
 
-        Scores are appended to the history. A run that is over yields nothing.
+        Scores are appended to the history. A complete run yields nothing.
         """
-        for report in () if self._is_over else self._training:
+        for report in () if self._is_complete else self._training:
             if self._learner:
                 self._training.model = self._learner.update(self.model, self._training.params)
             report = report._replace(
@@ -283,7 +302,7 @@ class Run:
         """Train to the end.
 
         Args:
-          watch: Iterates over the reports and shows them, such as :func:`smoothgrad_jax.app.progress.watch`.
+          watch: Displays and yields the reports, as :func:`smoothgrad_jax.app.progress.watch` does.
           checkpoints: Where to write a checkpoint every ``settings.checkpoint_every`` seconds, after an interruption,
             and at the end.
 
@@ -302,14 +321,14 @@ class Run:
                     written = time.monotonic()
             finished = True
         except KeyboardInterrupt:
-            pass  # the caller keeps what was learned
-        if checkpoints and not (finished and (not every or self._is_over)):
+            pass  # params and state remain available to the caller
+        if checkpoints and not (finished and (not every or self._is_complete)):
             self._write(checkpoints)
         return finished
 
     def settings_json(self) -> dict[str, Any]:
-        """Return the settings and the facts as JSON can hold them, for a model or a checkpoint."""
-        return self._settings.as_json() | self._facts
+        """Return the settings and the metadata as JSON values, for a model or a checkpoint."""
+        return self._settings.as_json() | self._metadata
 
     def _write(self, checkpoints: Checkpoints) -> None:
         learned = {"learned": self._learner.state(self.model)} if self._learner else {}
@@ -323,7 +342,7 @@ class Run:
         return max(1, self.steps // _SCORES)
 
     def _has_converged(self) -> bool:
-        """Return whether the last scores, as many as the patience, are no improvement on those before them."""
+        """Return whether none of the last ``patience`` scores improves on the earlier scores."""
         if not self._settings.early_stopping:
             return False
         scores, patience = [each["score"] for each in self.history], self._settings.patience

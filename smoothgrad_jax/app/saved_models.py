@@ -4,8 +4,8 @@ A model is a folder:
 
 | file                            | content                                                                           |
 |---------------------------------|-----------------------------------------------------------------------------------|
-| ``model.json``                  | format, version, kind of model, D, settings, history; size and checksum of every  |
-|                                 | other file                                                                        |
+| ``model.json``                  | format, version, kind of model, D, settings, history, quality of the topics       |
+|                                 | (optional); size and checksum of every other file                                 |
 | ``lam.npy``                     | λ [V, K], float32 or float64                                                      |
 | ``alpha.npy``, ``eta.npy``      | priors: α of shape () or [K], η of any shape that broadcasts to λ                 |
 | ``prevalence.npy`` (optional)   | expected fraction of the corpus per topic [K]                                     |
@@ -20,7 +20,7 @@ files in the folder are not changed, for example those in ``checkpoints/``.
 import contextlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,16 +29,22 @@ from smoothgrad_jax.data import durable_files
 from smoothgrad_jax.data.durable_files import LoadError
 
 if TYPE_CHECKING:
+    import scipy.sparse
+
+    from smoothgrad_jax.data.corpus import Corpus
     from smoothgrad_jax.models.lda.model import LDA  # importing jax would slow down commands that only read a model
+    from smoothgrad_jax.models.topic_quality import TopicQuality
 
 _FORMAT, _VERSION, _KIND = "smoothgrad model", 1, "lda"
 _REQUIRED, _OPTIONAL = ("lam", "alpha", "eta"), ("prevalence", "word_counts")
 _VOCABULARY = "vocabulary.txt"
 _FILES = (*(f"{name}.npy" for name in (*_REQUIRED, *_OPTIONAL)), _VOCABULARY)
 
+Documents: TypeAlias = "Corpus | npt.NDArray | scipy.sparse.sparray | scipy.sparse.spmatrix"
+
 
 class SavedModel(NamedTuple):
-    """Topics and everything that is needed to use them.
+    """A trained topic model.
 
     Attributes:
       lam: λ [V, K].
@@ -50,6 +56,7 @@ class SavedModel(NamedTuple):
       history: Records of the run, such as step and score.
       prevalence: The expected fraction of the corpus per topic [K], or None.
       word_counts: Occurrences of each word in the corpus [V], or None.
+      quality: Coherence and other measures of the topics on training documents, or None.
     """
 
     lam: npt.NDArray
@@ -61,6 +68,7 @@ class SavedModel(NamedTuple):
     history: list[dict[str, Any]]
     prevalence: npt.NDArray | None = None
     word_counts: npt.NDArray | None = None
+    quality: "TopicQuality | None" = None
 
     def topics(self) -> npt.NDArray[np.float64]:
         """Return E[β] as [K, V]: one row per topic, which sums to one."""
@@ -84,25 +92,28 @@ class SavedModel(NamedTuple):
 
     def lda(self) -> "LDA":
         """Return the priors as a :class:`smoothgrad_jax.LDA`."""
+        from smoothgrad_jax.models.lda.methods import named_method
         from smoothgrad_jax.models.lda.model import LDA
 
-        return LDA(self.alpha, self.eta, self.num_docs)
+        # Models that were saved before the option existed are variational.
+        method = named_method(self.settings.get("method", "variational"), 1)
+        return LDA(self.alpha, self.eta, self.num_docs, method=method)
 
-    def transform(self, documents: Any, **options: Any) -> npt.NDArray:
+    def transform(self, documents: "Documents", **options: Any) -> npt.NDArray:
         """Return E[θ] of documents as [D, K].
 
         Args:
-          documents: As in :func:`smoothgrad_jax.models.inference.proportions`.
-          **options: Of the same function.
+          documents: As in :func:`smoothgrad_jax.models.lda.inference.proportions`.
+          **options: Options of that function.
         """
         import jax
 
         from smoothgrad_jax.models.lda import inference
 
-        lam = np.asarray(self.lam, None if jax.config.jax_enable_x64 else np.float32)
+        lam = np.asarray(self.lam, jax.dtypes.canonicalize_dtype(self.lam.dtype))
         return inference.proportions(self.lda(), lam, documents, **options)
 
-    def pyldavis_inputs(self, corpus: Any = None) -> dict[str, Any]:
+    def pyldavis_inputs(self, corpus: "Documents | None" = None) -> dict[str, Any]:
         """Return the arguments of ``pyLDAvis.prepare`` for these topics; see :meth:`to_pyldavis`."""
         if corpus is None:
             # One document with the statistics of the corpus: pyLDAvis shows only the totals per topic and per word.
@@ -124,14 +135,14 @@ class SavedModel(NamedTuple):
             "term_frequency": words,
         }
 
-    def to_pyldavis(self, corpus: Any = None, **options: Any) -> Any:
-        """Return the topics as pyLDAvis shows them: ``pyLDAvis.save_html(model.to_pyldavis(), "topics.html")``.
+    def to_pyldavis(self, corpus: "Documents | None" = None, **options: Any) -> object:
+        """Return the topics prepared for pyLDAvis: ``pyLDAvis.save_html(model.to_pyldavis(), "topics.html")``.
 
         Args:
-          corpus: The documents from which the sizes of topics and words are counted. The default are the totals of
-            the training documents, as far as the model stores them.
-          **options: Of ``pyLDAvis.prepare``. The default of ``mds`` is the map of our report, because that of
-            pyLDAvis 3.4 computes complex coordinates with recent NumPy and fails.
+          corpus: Documents that determine the sizes of topics and words; by default the totals of the training
+            documents, if the model stores them.
+          **options: Of ``pyLDAvis.prepare``. The default of ``mds`` is the map of the report, because the
+            default of pyLDAvis 3.4 fails with recent NumPy.
 
         Raises:
           ImportError: If pyLDAvis is not installed.
@@ -144,7 +155,7 @@ class SavedModel(NamedTuple):
 
 
 def save_model(path: str | os.PathLike, model: SavedModel) -> None:
-    """Write a model into a folder, and replace a model that is there atomically.
+    """Write a model to a folder; an existing model is replaced atomically.
 
     Args:
       path: The folder, which is created if necessary. Other files in it are not changed.
@@ -156,7 +167,7 @@ def save_model(path: str | os.PathLike, model: SavedModel) -> None:
     """
     model = _checked(model)
     folder = Path(path)
-    facts = {
+    metadata = {
         "format": _FORMAT,
         "version": _VERSION,
         "model": _KIND,
@@ -165,6 +176,8 @@ def save_model(path: str | os.PathLike, model: SavedModel) -> None:
         "settings": durable_files.json_values("settings", model.settings),
         "history": durable_files.json_values("history", model.history),
     }
+    if model.quality is not None:
+        metadata["quality"] = durable_files.json_values("quality", model.quality.as_json())
     remedy = "the previous content is unchanged; free some space, or choose another folder"
     with durable_files.saving(folder, lambda: remedy):
         durable_files.make_folder(folder)
@@ -179,7 +192,7 @@ def save_model(path: str | os.PathLike, model: SavedModel) -> None:
                 lines = "".join(f"{word}\n" for word in model.vocabulary).encode()
                 files[_VOCABULARY] = durable_files.write_file(folder / f"{_VOCABULARY}.new", [lines])
             durable_files.sync_folder(folder)
-            durable_files.write_json(folder / "model.json.new", facts | {"files": files})
+            durable_files.write_json(folder / "model.json.new", metadata | {"files": files})
             durable_files.sync_folder(folder)
         except BaseException:
             _remove_new_files(folder)
@@ -208,13 +221,13 @@ def load_model(path: str | os.PathLike) -> SavedModel:
 
 def _topic_map(topics: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """Return points [K, 2] for topics [K, V], as in the report."""
-    from smoothgrad_jax.app import report  # scipy, which only this function needs
+    from smoothgrad_jax.app import report  # imports scipy
 
-    return report.plane(report.jensen_shannon(np.asarray(topics)))[0]  # pyLDAvis passes a DataFrame
+    return report.classical_scaling(report.jensen_shannon(np.asarray(topics)))[0]  # pyLDAvis passes a DataFrame
 
 
 def _checked(model: SavedModel) -> SavedModel:
-    """Return the model with arrays of the right shapes, or raise a ValueError that names the problem."""
+    """Check shapes and values, and return the model with NumPy arrays."""
     lam = np.asarray(model.lam)
     if lam.ndim != 2 or lam.dtype not in (np.float32, np.float64) or not lam.size:
         raise ValueError(f"λ must be float32 or float64 of shape [V, K], got {lam.dtype} of shape {lam.shape}")
@@ -236,6 +249,8 @@ def _checked(model: SavedModel) -> SavedModel:
             raise ValueError(f"{name} must have shape {counts[name]}, got {array.shape}")
         elif not (array >= 0).all():
             raise ValueError(f"{name} must not be negative, got {array.min()}")
+    if model.quality is not None and np.shape(model.quality.npmi) != (num_topics,):
+        raise ValueError(f"quality must be that of {num_topics} topics, got {np.size(model.quality.npmi)}")
     num_docs = float(model.num_docs)
     if not 0 < num_docs < float("inf"):
         raise ValueError(f"num_docs must be a positive number, got {model.num_docs}")
@@ -264,18 +279,18 @@ def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
 def _complete_renaming(folder: Path) -> None:
     """Rename the new files of a complete model; remove those of an incomplete one."""
     try:
-        facts = durable_files.read_json(folder / "model.json.new", _FORMAT, _VERSION)
+        metadata = durable_files.read_json(folder / "model.json.new", _FORMAT, _VERSION)
     except LoadError:
         _remove_new_files(folder)
         return
     for name in _FILES:
-        if name in facts["files"] and (folder / f"{name}.new").exists():
+        if name in metadata["files"] and (folder / f"{name}.new").exists():
             os.replace(folder / f"{name}.new", folder / name)
     durable_files.sync_folder(folder)
     os.replace(folder / "model.json.new", folder / "model.json")
     durable_files.sync_folder(folder)
     for name in _FILES:
-        if name not in facts["files"]:
+        if name not in metadata["files"]:
             (folder / name).unlink(missing_ok=True)
 
 
@@ -287,21 +302,21 @@ def _remove_new_files(folder: Path) -> None:
 def _load(folder: Path) -> SavedModel:
     is_new, path = True, folder / "model.json.new"
     try:
-        facts = durable_files.read_json(path, _FORMAT, _VERSION)
+        metadata = durable_files.read_json(path, _FORMAT, _VERSION)
     except LoadError:
         is_new, path = False, folder / "model.json"
-        facts = durable_files.read_json(path, _FORMAT, _VERSION)
-    if facts.get("model", _KIND) != _KIND:  # the first folders did not name the kind
-        raise LoadError(f"{path}: this package reads models of the kind {_KIND!r}, got {facts['model']!r}")
+        metadata = durable_files.read_json(path, _FORMAT, _VERSION)
+    if metadata.get("model", _KIND) != _KIND:  # absent in folders of early versions
+        raise LoadError(f"{path}: this package reads models of the kind {_KIND!r}, got {metadata['model']!r}")
 
     def find(name: str) -> Path:
-        """Return the new file until it is renamed."""
+        """Return the path of a file, which may not have been renamed yet."""
         new = folder / f"{name}.new"
         return new if is_new and new.exists() else folder / name
 
     with durable_files.loading(path):
-        files = {name: facts["files"].get(name) for name in _FILES}
-        arrays = {
+        files = {name: metadata["files"].get(name) for name in _FILES}
+        arrays: dict[str, Any] = {
             name: np.array(durable_files.read_array(find(f"{name}.npy"), files[f"{name}.npy"]))
             for name in (*_REQUIRED, *_OPTIONAL)
             if files[f"{name}.npy"] or name in _REQUIRED
@@ -310,10 +325,15 @@ def _load(folder: Path) -> SavedModel:
         if files[_VOCABULARY]:
             durable_files.verify(find(_VOCABULARY), files[_VOCABULARY])
             vocabulary = find(_VOCABULARY).read_bytes().decode().split("\n")[:-1]
-        settings, history = dict(facts["settings"]), list(facts["history"])
-        return _checked(
-            SavedModel(num_docs=facts["num_docs"], vocabulary=vocabulary, settings=settings, history=history, **arrays)
+        settings, history = dict(metadata["settings"]), list(metadata["history"])
+        model = SavedModel(
+            num_docs=metadata["num_docs"], vocabulary=vocabulary, settings=settings, history=history, **arrays
         )
+        if metadata.get("quality") is not None:
+            from smoothgrad_jax.models.topic_quality import TopicQuality  # scipy, which other models do not need
+
+            model = model._replace(quality=TopicQuality.from_json(metadata["quality"]))
+        return _checked(model)
 
 
 def _modification(folder: Path) -> list[tuple[str, int, int, int]]:

@@ -6,6 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 import jax
+import jax.numpy as jnp
 
 _MAX_THREADS = 8
 
@@ -13,8 +14,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def num_cores() -> int:
-    """Return how many threads are worth starting: the cores of this process, at most 8; one off the CPU."""
+def num_threads() -> int:
+    """Return the default number of threads: CPU cores, at most 8; 1 on accelerators."""
     if jax.default_backend() != "cpu":
         return 1
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -28,4 +29,4 @@ def submit(pool: ThreadPoolExecutor, function: Callable[P, R], *args: P.args, **
         with jax.enable_x64(x64):
             return function(*args, **kwargs)
 
-    return pool.submit(call, jax.config.jax_enable_x64)
+    return pool.submit(call, jnp.dtype(float) == jax.dtypes.canonicalize_dtype(float))

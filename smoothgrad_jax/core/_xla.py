@@ -9,7 +9,7 @@ BEFORE_JAX_0_12 = jax.__version_info__ < (0, 12)
 
 # Compiler options of a program that stays on the thread that calls it. Several Python threads run one such program
 # each; XLA's own threads would compete with them for the cores.
-ALONE = {"xla_disable_hlo_passes": "cpu-parallel-task-assigner"}
+SINGLE_THREAD_OPTIONS = {"xla_disable_hlo_passes": "cpu-parallel-task-assigner"}
 
 # Before jax 0.12, XLA on CPU widens a whole bfloat16 array to float32 to write one row of it. It leaves an array of
 # bits alone, so there bfloat16 is stored as uint16.

@@ -61,7 +61,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from smoothgrad_jax.core._xla import ALONE
+from smoothgrad_jax.core._xla import SINGLE_THREAD_OPTIONS
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.types import Array, Numeric, PyTree
 
@@ -321,7 +321,7 @@ def delay(state: AdaptiveState, pending: Sequence[jax.Array], scale: float) -> D
     return DelayedRule(state, tuple(pending), np.asarray(scale, np.float64))
 
 
-@partial(jax.jit, donate_argnames="state", compiler_options=ALONE)
+@partial(jax.jit, donate_argnames="state", compiler_options=SINGLE_THREAD_OPTIONS)
 def _push_pending(state, parts, scale, rho):
     dtype = state.previous.dtype
     return push(state, jnp.asarray(scale, dtype) * sum(part.astype(dtype) for part in parts), rho)[1]

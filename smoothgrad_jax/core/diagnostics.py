@@ -40,9 +40,9 @@ import jax
 import jax.numpy as jnp
 
 from smoothgrad_jax.core import svi, window
-from smoothgrad_jax.core.model import FunctionModel, Model, as_model
+from smoothgrad_jax.core.model import Model, as_model, check_key
 from smoothgrad_jax.core.svi import SVIState
-from smoothgrad_jax.core.types import ArrayLike, LocalStep, Numeric, PyTree, Schedule, Warmup
+from smoothgrad_jax.core.types import ArrayLike, LocalStep, Numeric, PRNGKey, PyTree, Schedule, Warmup
 from smoothgrad_jax.core.window import Window, WindowState
 
 
@@ -154,6 +154,7 @@ def bias_variance(
     warmup: Warmup = "mean",
     record: Callable[[MeasuredState, GradientError], PyTree] | None = None,
     update: Callable[..., SVIState] = svi.global_step,
+    key: PRNGKey | None = None,
     donate: bool = False,
 ) -> tuple[MeasuredState, PyTree]:
     """Run smoothed SVI and measure its gradient against the whole data at every step.
@@ -169,12 +170,15 @@ def bias_variance(
       record: ``(state after the step, errors of the step) -> what to keep``; by default the errors.
       update: The global step. The values that it pushes to its window are compared: statistics, or gradients with
         :func:`averaged_step`, which then needs a third window for the extra bias.
+      key: Random key, for a model that samples. The minibatches get the keys of :func:`smoothgrad_jax.run`, the whole
+        data gets others.
       donate: Donate the state, so that its windows are not copied at the start.
 
     Returns:
       ``(state, records)``; :class:`GradientError` of arrays [T].
     """
     model = as_model(model, prior)
+    check_key(model, key)
     if not isinstance(state, MeasuredState):
         state = measured(state, update)
     if (state.past is None) != (update is svi.global_step):
@@ -182,9 +186,8 @@ def bias_variance(
     # Each zero is an array of its own, as one array cannot be donated twice.
     zeros = [_distance(state.params, state.params) for _ in range(3 if state.past is None else 4)]
     carry: Any = _Carry(*state, GradientError(*zeros))
-    paired = FunctionModel(jax.tree_util.Partial(_local_and_full, model, data), model.prior)
     carry, records = svi.run(
-        paired,
+        _MeasuredModel(model, data),
         carry,
         batches,
         rho=rho,
@@ -192,6 +195,7 @@ def bias_variance(
         warmup=warmup,
         record=_Record(record),
         update=_MeasuredStep(update),
+        key=key,
         donate=donate,
     )
     return MeasuredState(*carry[:-1]), records
@@ -249,8 +253,20 @@ class _Carry(NamedTuple):
     error: GradientError
 
 
-def _local_and_full(model, data, params, batch):
-    return (model.local_step(params, batch)[0], model.local_step(params, data)[0]), None
+class _MeasuredModel(NamedTuple):
+    """A model whose statistics are a pair: those of the minibatch, and those of the whole data."""
+
+    model: Any
+    data: PyTree
+
+    @property
+    def prior(self):
+        return self.model.prior
+
+    def local_step(self, params, batch, key=None):
+        other = None if key is None else jax.random.fold_in(key, 1)
+        noisy, full = ((batch, key), (self.data, other))
+        return tuple(self.model.local_step(params, each, key=key)[0] for each, key in (noisy, full)), None
 
 
 # Dataclasses and not closures: two of them with the same functions are equal, so that nothing compiles again.

@@ -15,17 +15,14 @@ may be any real number from 1 on.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from smoothgrad_jax.core import window_kind
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.types import ArrayLike, Numeric, PyTree, Schedule, Warmup
-
-_Number = TypeVar("_Number", float, jax.Array, np.ndarray)
 
 
 class ExponentialState(NamedTuple):
@@ -109,11 +106,6 @@ class Exponential:
         """Return ``in_axes`` for the state of several runs: every array has a leading axis of runs."""
         axis: Any = 0
         return ExponentialState(mean=axis, weight=axis)
-
-
-def equivalent_length(decay: _Number) -> _Number:
-    """Return the L of a moving window whose mean has the variance of an exponential one: (1 + d)/(1 − d)."""
-    return (1 + decay) / (1 - decay)
 
 
 def _decay(length, dtype):

@@ -15,7 +15,6 @@ programs:
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +23,7 @@ from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from smoothgrad_jax.core._xla import BEFORE_JAX_0_12
-from smoothgrad_jax.core.types import Array, PyTree
+from smoothgrad_jax.core.types import Array, Numeric, PyTree
 
 
 def fused(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
@@ -69,11 +68,11 @@ def fused(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
     return call
 
 
-def row(array: Array, i: Any) -> Array:
+def row(array: Array, i: Numeric) -> Array:
     """Return array[i : i + 1]."""
     return lax.dynamic_slice_in_dim(array, i, 1)
 
 
-def set_row(array: Array, i: Any, new: Array) -> Array:
+def set_row(array: Array, i: Numeric, new: Array) -> Array:
     """Return the array with array[i : i + 1] set; inside a loop, in place."""
     return lax.dynamic_update_slice_in_dim(array, new, i, 0)

@@ -10,8 +10,9 @@ needs a missing part says so in an error that names the method.
 | ``local_step``           | every engine                                                                |
 | ``num_docs``             | limits in passes where the caller supplies the batches                      |
 | ``uses_documents``       | if true, ``fit`` draws minibatches of documents from a corpus               |
-| ``uses_key``             | if true, the local step gets a random key per step                          |
-| ``check``                | early errors: parameters and data that do not belong to the model           |
+| ``uses_key``             | if true, the local step gets a random key per step, and a run needs a key   |
+| ``check``                | early errors: ``check(params, num_words)`` returns the model, in the dtype  |
+|                          | of the parameters, or raises an error if they do not belong to it           |
 | ``split_held_out``,      | held-out scores during training                                             |
 | ``held_out_score``       |                                                                             |
 | ``row_kernel``, …        | the row-sparse engine; without it the model runs on the dense engine. See   |
@@ -21,10 +22,11 @@ A model is a pytree whose leaves are its hyperparameters, so that compiled progr
 other hyperparameters of the same shapes compiles nothing again.
 """
 
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 
+from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.types import LocalStep, PRNGKey, PyTree
 
 
@@ -54,7 +56,7 @@ class Model(Protocol):
 class ScoringModel(Model, Protocol):
     """A model that scores held-out data."""
 
-    def split_held_out(self, data: Any, key: PRNGKey | None, params: PyTree) -> PyTree:
+    def split_held_out(self, data: PyTree, key: PRNGKey | None, params: PyTree) -> PyTree:
         """Prepare held-out data once, and check it against the shapes of the parameters.
 
         Args:
@@ -105,8 +107,8 @@ class HeldOut(NamedTuple):
       held_out: The halves that are scored.
     """
 
-    observed: Any
-    held_out: Any
+    observed: PyTree
+    held_out: PyTree
 
 
 def as_model(model: Model | LocalStep, prior: PyTree | None = None) -> Model:
@@ -126,3 +128,9 @@ def as_model(model: Model | LocalStep, prior: PyTree | None = None) -> Model:
     if prior is None:
         raise ValueError("a model that is a function needs its prior: give prior=")
     return FunctionModel(model, prior)
+
+
+def check_key(model: Model, key: PRNGKey | None) -> None:
+    """Raise an error if a model samples and there is no random key."""
+    if key is None and getattr(model, "uses_key", False):
+        raise OptionError("key", f"is needed, because {type(model).__name__} samples: key=jax.random.key(0)")

@@ -1,7 +1,8 @@
 """The moving window: the mean of the last L values.
 
-    S̄_t = (1/n_t) Σ_{i = f_t … t} S_i        f_t = max(t + 1 − L, 0)
+    S̄_t = (1/n_t) Σ_{i = f_t … t} S_i        f_t = max(f_t−1, t + 1 − L),  f_0 = 0
 
+A value that has left does not return: where L grows, the window grows with the values to come.
 One push costs one addition and one subtraction, whatever L is: a ring of ``capacity + 1`` slots stores the values, and
 a running sum follows them.
 
@@ -189,9 +190,9 @@ def _push_ring(state, value, length):
     value = jax.tree.map(_round_to_slot, value, state.buffer)
     buffer = jax.tree.map(lambda ring, v: _write(ring, v, t % slots), state.buffer, value)
 
-    # f_t = max(t + 1 − L, 0); for L = ∞ as far back as the sum or the ring reaches.
+    # f_t = max(f_t−1, t + 1 − L); for L = ∞ nothing leaves.
     stored = jnp.maximum(t - capacity, 0)
-    first = jnp.where(infinite, jnp.minimum(state.first, stored), jnp.maximum(t + 1 - length, 0))
+    first = jnp.where(infinite, state.first, jnp.maximum(state.first, t + 1 - length))
 
     # Rebuild the sum from the slots, instead of updating it: where values that must leave are not stored any more (L
     # was ∞), where fewer values stay than leave, where one that is not finite leaves, and once per sixteen turns.
@@ -237,7 +238,7 @@ def _update_sum(ring, run, total, residue, move):
     total, residue = compensated.exchange(total, residue, ~rebuild, old, read(t))
     edge = jnp.where(leaves, edge + 1, edge)
 
-    # The length changed, or the sum is rebuilt: move the left edge to f_t, value by value. Usually no iteration.
+    # L became shorter, or the sum is rebuilt: move the left edge to f_t, value by value. Usually no iteration.
     def shift(carry):
         edge, total, residue = carry
         shrink = edge < first

@@ -1,14 +1,58 @@
-"""Schedules of the step number, as in optax: step sizes ρ_t and window lengths L_t."""
+"""Schedules of the step number, as in optax: step sizes ρ_t and window lengths L_t.
+
+A schedule is a frozen dataclass: two schedules with the same parameters are equal, and the ``repr`` names them. So the
+settings of a run can be stored and compared.
+"""
+
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from smoothgrad_jax.core.errors import OptionError
-from smoothgrad_jax.core.types import Schedule
 
 
-def robbins_monro(tau: float = 1.0, kappa: float = 0.7) -> Schedule:
+@dataclass(frozen=True)
+class RobbinsMonro:
+    """The step sizes of :func:`robbins_monro`."""
+
+    tau: float
+    kappa: float
+
+    def __post_init__(self) -> None:
+        if isinstance(self.tau, int | float) and not self.tau >= 1:
+            raise OptionError("tau", f"must be at least 1, or the first step sizes exceed 1; got {self.tau}")
+        if isinstance(self.kappa, int | float) and not self.kappa >= 0:
+            raise OptionError("kappa", f"must not be negative, or the step sizes grow; got {self.kappa}")
+
+    def __call__(self, count: ArrayLike) -> jax.Array:
+        # ρ_t = (τ + t)^−κ
+        return (self.tau + jnp.asarray(count, float)) ** -jnp.asarray(self.kappa, float)
+
+
+@dataclass(frozen=True)
+class PhaseOut:
+    """The window lengths of :func:`phase_out`."""
+
+    length: int
+    start: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        if not self.length >= 1 or not 0 <= self.start < self.stop:
+            raise ValueError(
+                "expected length ≥ 1 and 0 ≤ start < stop; "
+                f"got length {self.length}, start {self.start}, stop {self.stop}"
+            )
+
+    def __call__(self, count: ArrayLike) -> jax.Array:
+        # L_t = L^((stop − t) / (stop − start)), rounded
+        exponent = jnp.clip((self.stop - jnp.asarray(count, float)) / (self.stop - self.start), 0, 1)
+        return jnp.round(jnp.asarray(self.length, float) ** exponent)
+
+
+def robbins_monro(tau: float = 1.0, kappa: float = 0.7) -> RobbinsMonro:
     """Return the step sizes ρ_t = (τ + t)^−κ for t = 0, 1, ….
 
     Args:
@@ -18,18 +62,10 @@ def robbins_monro(tau: float = 1.0, kappa: float = 0.7) -> Schedule:
     Returns:
       A function of the step number.
     """
-    if isinstance(tau, int | float) and not tau >= 1:
-        raise OptionError("tau", f"must be at least 1, or the first step sizes exceed 1; got {tau}")
-    if isinstance(kappa, int | float) and not kappa >= 0:
-        raise OptionError("kappa", f"must not be negative, or the step sizes grow; got {kappa}")
-
-    def schedule(count: ArrayLike) -> jax.Array:
-        return (tau + jnp.asarray(count, float)) ** -jnp.asarray(kappa, float)
-
-    return schedule
+    return RobbinsMonro(tau, kappa)
 
 
-def phase_out(length: int, start: int, stop: int) -> Schedule:
+def phase_out(length: int, start: int, stop: int) -> PhaseOut:
     """Return window lengths that end in plain SVI: L up to step ``start``, then shorter, and 1 from ``stop`` on.
 
         L_t = L^((stop − t) / (stop − start))        between the two, rounded
@@ -48,11 +84,4 @@ def phase_out(length: int, start: int, stop: int) -> Schedule:
 
     With ``length=1`` every step is a step of SVI.
     """
-    if not length >= 1 or not 0 <= start < stop:
-        raise ValueError(f"expected length ≥ 1 and 0 ≤ start < stop; got length {length}, start {start}, stop {stop}")
-
-    def schedule(count: ArrayLike) -> jax.Array:
-        exponent = jnp.clip((stop - jnp.asarray(count, float)) / (stop - start), 0, 1)
-        return jnp.round(jnp.asarray(length, float) ** exponent)
-
-    return schedule
+    return PhaseOut(length, start, stop)

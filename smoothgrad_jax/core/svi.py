@@ -35,8 +35,8 @@ from jax import lax
 from smoothgrad_jax.core import window as _window
 from smoothgrad_jax.core.adaptive import Adaptive
 from smoothgrad_jax.core.errors import OptionError
-from smoothgrad_jax.core.model import Model, as_model
-from smoothgrad_jax.core.types import ArrayLike, DTypeLike, LocalStep, Numeric, PyTree, Schedule, Warmup
+from smoothgrad_jax.core.model import Model, as_model, check_key
+from smoothgrad_jax.core.types import ArrayLike, DTypeLike, LocalStep, Numeric, PRNGKey, PyTree, Schedule, Warmup
 from smoothgrad_jax.core.window import Moving, Window, WindowState
 from smoothgrad_jax.core.window_kind import check_number
 
@@ -158,6 +158,7 @@ def run(
     warmup: Warmup = "mean",
     record: Record | None = None,
     update: Callable[..., SVIState] = global_step,
+    key: PRNGKey | None = None,
     donate: bool = False,
 ) -> tuple[SVIState, PyTree]:
     """Run many steps in one compiled program.
@@ -175,19 +176,22 @@ def run(
       warmup: ``"mean"`` or ``"zeros"``.
       record: ``(state after the step, info) -> what to keep``; by default the info of every step is kept.
       update: The global step; :func:`smoothgrad_jax.core.diagnostics.averaged_step` is another.
+      key: Random key, for a model that samples. Step i gets ``jax.random.fold_in(key, i)``, as in
+        :func:`smoothgrad_jax.fit`.
       donate: Donate the state, so that its window is not copied at the start.
 
     Returns:
       ``(state, records)``; the records have a leading axis T.
     """
     model = as_model(model, prior)
+    check_key(model, key)
     if not hasattr(state, "window"):
         raise ValueError(f"expected a state, got {type(state).__name__}; init(params, capacity) makes one")
     steps = state.step + jnp.arange(_num_steps(batches), dtype=jnp.int32)
     rhos, lengths = _rho_per_step(rho, steps), _per_step("length", length, steps)
     state.window.kind.check_lengths(lengths)
     program = _donating_run if donate else _run
-    return program(model, state, batches, rhos, lengths, warmup, record, update)
+    return program(model, state, batches, rhos, lengths, key, warmup, record, update)
 
 
 def sweep(
@@ -201,6 +205,7 @@ def sweep(
     warmup: Warmup = "mean",
     dtype: DTypeLike | None = None,
     record: Record | None = None,
+    key: PRNGKey | None = None,
     memory_limit: float | None = None,
 ) -> tuple[SVIState, PyTree]:
     """Run moving windows of several lengths in one program, on the same minibatches.
@@ -210,7 +215,7 @@ def sweep(
     different size need less memory in two sweeps. L = ∞ needs a ring like the others.
 
     Args:
-      model, batches, prior, rho, warmup, record: As in :func:`run`.
+      model, batches, prior, rho, warmup, record, key: As in :func:`run`; all runs get the same keys.
       params: λ, where every run starts.
       lengths: R window lengths; ``math.inf`` averages everything. Another longest length compiles again.
       dtype: dtype of the stored statistics.
@@ -223,6 +228,7 @@ def sweep(
       MemoryError: Before anything is allocated.
     """
     model = as_model(model, prior)
+    check_key(model, key)
     if isinstance(params, SVIState):
         raise ValueError("sweep makes its own states: give it the parameters to start from, not a state")
     if np.ndim(lengths) != 1 or not len(lengths):
@@ -234,16 +240,16 @@ def sweep(
     size = len(lengths)
     _check_memory(size * _nbytes(jax.eval_shape(kind.init, params)), size, kind.capacity, memory_limit)
     rhos = _rho_per_step(rho, jnp.arange(_num_steps(batches), dtype=jnp.int32))
-    inputs = (model, params, batches, rhos, jnp.asarray(lengths, float))
+    inputs = (model, params, batches, rhos, jnp.asarray(lengths, float), key)
     options = {"kind": kind, "warmup": warmup, "record": record}
     _check_memory(_nbytes(_sweep.eval_shape(*inputs, **options)), size, kind.capacity, memory_limit)
     return _sweep(*inputs, **options)
 
 
-def _scan(model, state, batches, rho, length, warmup, record, update):
+def _scan(model, state, batches, rho, length, key, warmup, record, update):
     def step(state, inputs):
         batch, rho, length = inputs
-        result = model.local_step(state.params, batch)
+        result = model.local_step(state.params, batch, key=None if key is None else jax.random.fold_in(key, state.step))
         if not isinstance(result, tuple) or len(result) != 2:
             raise ValueError(f"local_step must return (stats, info), got {type(result).__name__}")
         stats, info = result
@@ -258,21 +264,16 @@ _donating_run = jax.jit(_scan, static_argnames=("warmup", "record", "update"), d
 
 
 @partial(jax.jit, static_argnames=("kind", "warmup", "record"))
-def _sweep(model, params, batches, rho, lengths, kind, warmup, record):
+def _sweep(model, params, batches, rho, lengths, key, kind, warmup, record):
     # First one state per run: rings that are separate arrays from the start are never copied.
     axes = vmap_axes(kind)
     states = jax.vmap(lambda _: init(params, kind), out_axes=axes)(lengths)
 
     def one(state, length):
         every = jnp.broadcast_to(length, rho.shape)
-        return _scan(model, state, batches, rho, every, warmup, record, global_step)
+        return _scan(model, state, batches, rho, every, key, warmup, record, global_step)
 
     return jax.vmap(one, in_axes=(axes, 0))(states, lengths)
-
-
-def as_pytree(local_step: LocalStep) -> jax.tree_util.Partial:
-    """Return a function as a pytree: its arguments so far are inputs, the function itself is what is compiled."""
-    return local_step if isinstance(local_step, jax.tree_util.Partial) else jax.tree_util.Partial(local_step)
 
 
 def _num_steps(batches):

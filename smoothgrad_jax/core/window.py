@@ -16,7 +16,7 @@ protocol is :class:`smoothgrad_jax.core.window_kind.Window`.
 from typing import TypeVar
 
 from smoothgrad_jax.core.errors import OptionError
-from smoothgrad_jax.core.exponential_window import Exponential, ExponentialState, equivalent_length
+from smoothgrad_jax.core.exponential_window import Exponential, ExponentialState
 from smoothgrad_jax.core.moving_window import Moving, MovingState
 from smoothgrad_jax.core.types import DTypeLike, Numeric, PyTree, Warmup
 from smoothgrad_jax.core.window_kind import Window, WindowState, check_lengths
@@ -31,7 +31,6 @@ __all__ = [
     "WindowState",
     "as_kind",
     "check_lengths",
-    "equivalent_length",
     "init",
     "mean",
     "push",
@@ -83,9 +82,9 @@ def push(
       value: A pytree like the template.
       length: L, a number or a traced scalar. It may change from push to push.
 
-        Of a moving window, by default the capacity. A longer window than before includes the values that are still
-        stored. ∞ drops nothing from now on. A length beyond the capacity is an error if it is known, and means the
-        capacity if it is traced.
+        Of a moving window, by default the capacity. A shorter window than before drops the oldest values. A longer
+        one grows with the values to come: a value that was dropped does not return. ∞ drops nothing from now on. A
+        length beyond the capacity is an error if it is known, and means the capacity if it is traced.
 
         Of an exponential window, the length of a moving window with the same variance, any real number from 1 on.
       warmup: The divisor while fewer than L values are stored: their number (``"mean"``), or L as in Algorithm 1, which

@@ -32,21 +32,21 @@ class Window(Protocol):
     def length(self) -> float | Schedule | None:
         """L where a caller names none; None if the kind has no default."""
 
-    def init(self, template: PyTree) -> Any:
+    def init(self, template: PyTree) -> PyTree:
         """Return the empty state for values like ``template``."""
 
     def push(
-        self, state: Any, value: PyTree, length: Numeric | None = None, *, warmup: Warmup = "mean"
+        self, state: PyTree, value: PyTree, length: Numeric | None = None, *, warmup: Warmup = "mean"
     ) -> tuple[PyTree, Any]:
         """Add a value; return the mean and the new state."""
 
-    def mean(self, state: Any, length: Numeric | None = None, *, warmup: Warmup = "mean") -> PyTree:
+    def mean(self, state: PyTree, length: Numeric | None = None, *, warmup: Warmup = "mean") -> PyTree:
         """Return the mean that the last push returned, in the dtype of the sum."""
 
     def check_lengths(self, lengths: ArrayLike | None) -> None:
         """Raise an error for a length that is known now and that this kind cannot use."""
 
-    def vmap_axes(self) -> Any:
+    def vmap_axes(self) -> PyTree:
         """Return ``in_axes`` for the state of several runs that are pushed in step."""
 
 

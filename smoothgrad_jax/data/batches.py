@@ -2,7 +2,7 @@
 
 Documents differ in length; a compiled program has fixed shapes. A :class:`Batch` stores the words of its documents one
 document after the other, and the compiled program iterates over them. The numbers of documents and words are data; the
-shapes are only capacities. The minibatches of one size that :func:`pack` makes from one corpus therefore share one
+shapes are only capacities. The minibatches of one size that :func:`pack` makes from one corpus therefore use one
 compiled program, or a few, if their number of entries or of distinct words passes a power of two.
 
 The program reads a document in tiles of 8, 16, 32, … words, each of which is used or not. Any length is such a sum, up
@@ -18,6 +18,7 @@ import scipy.sparse
 
 TILE = 8  # words in the smallest tile; XLA's product of a matrix and a vector processes eight rows at a time
 
+_MAX_TOKENS = 1 << 24  # per document for which a batch has a capacity; sampling one more token would take seconds
 _MAX_COUNT = 1e30  # the sum of a document's counts must be a float32
 
 
@@ -26,32 +27,23 @@ class CSRArrays(Protocol):
 
     @property
     def indptr(self) -> npt.NDArray: ...
-
     @property
     def indices(self) -> npt.NDArray: ...
-
     @property
     def data(self) -> npt.NDArray: ...
-
     @property
     def shape(self) -> tuple[int, int]: ...
 
 
-# What `pack` accepts: CSR arrays, any scipy sparse array or matrix, a dense array, or (word ids, counts) per document.
-DocumentsLike = (
-    CSRArrays
-    | scipy.sparse.sparray
-    | scipy.sparse.spmatrix
-    | npt.NDArray
-    | Sequence[tuple[npt.ArrayLike, npt.ArrayLike]]
-)
+# Types that `pack` accepts; a sequence has (word ids, counts) per document.
+Pair = tuple[npt.ArrayLike, npt.ArrayLike]
+DocumentsLike = CSRArrays | scipy.sparse.sparray | scipy.sparse.spmatrix | npt.NDArray | Sequence[Pair]
 
 
 class Batch(NamedTuple):
     """B documents over V words; made by :func:`pack`.
 
-    What depends on a word is computed once per entry of ``vocabulary``: a minibatch uses only a few thousand of the V
-    words.
+    Values per word are computed once per entry of ``vocabulary``: a minibatch uses only a few thousand of the V words.
 
     Attributes:
       vocabulary: [U] ids of the distinct words in the batch, increasing; padded with zeros.
@@ -59,7 +51,10 @@ class Batch(NamedTuple):
       words: [N] the words of the documents, as positions in ``vocabulary``, one document after the other.
       counts: [N] the count of each of these words; 0 after the last document.
       offsets: [B + 1] document d has the entries offsets[d] … offsets[d + 1] − 1.
+      documents: [B] the numbers of the documents in the corpus; a local step that samples depends on them.
       longest: [M, 0] an empty array whose shape is the capacity for words of one document, all tiles together.
+      tokens: [T, 0] an empty array whose shape is the capacity for tokens of one document; a fractional count c is ⌈c⌉
+        tokens.
       columns: [V, 0] an empty array whose shape is V, so that V is known when a program is compiled.
     """
 
@@ -68,7 +63,9 @@ class Batch(NamedTuple):
     words: npt.NDArray
     counts: npt.NDArray
     offsets: npt.NDArray
+    documents: npt.NDArray
     longest: npt.NDArray
+    tokens: npt.NDArray
     columns: npt.NDArray
 
     @property
@@ -96,25 +93,24 @@ class Layout(NamedTuple):
       longest: Distinct words of the longest document.
       num_entries: N, the capacity for the entries of all documents of a minibatch.
       num_used: U, the capacity for the distinct words of a minibatch.
+      num_tokens: T, the capacity for the tokens of one document.
     """
 
     longest: int
     num_entries: int
     num_used: int
+    num_tokens: int
 
 
 def pack(X: DocumentsLike, rows: npt.ArrayLike | None = None, *, num_words: int | None = None) -> Batch:
-    """Pack documents for the compiled steps.
-
-    If X is CSR, the cost is that of the chosen rows and one pass over the lengths of all documents. Any other form is
-    converted to CSR by every call.
+    """Pack documents for the compiled steps. A form other than CSR is converted by every call.
 
     Args:
       X: Documents × words: a scipy sparse array or matrix of any format, a dense array, or a list with
         ``(word ids, counts)`` for each document. Counts may be fractional, but not negative. Documents may be empty.
-      rows: Which documents, in which order; by default all. ``[B]`` indices, or ``[T, B]`` for a stack of T minibatches
-        of one shape, as :func:`smoothgrad_jax.run` and :func:`smoothgrad_jax.sweep` accept them. Pass the corpus and
-        ``rows`` rather than a part of the corpus, so that all batches have one shape.
+      rows: Indices [B] of documents, by default all; or [T, B] for a stack of T minibatches of one shape, as
+        :func:`smoothgrad_jax.run` and :func:`smoothgrad_jax.sweep` accept them. Pass the corpus and ``rows`` rather
+        than a part of the corpus, so that all batches have one shape.
       num_words: The size of the vocabulary, for a list; by default the largest id plus one.
 
     Returns:
@@ -137,19 +133,15 @@ def pack(X: DocumentsLike, rows: npt.ArrayLike | None = None, *, num_words: int 
     batches = [each._replace(vocabulary=np.resize(each.vocabulary, capacity)) for each in batches]
     for each in batches:
         each.vocabulary[int(each.num_used) :] = 0
+    tokens = max((batch.tokens for batch in batches), key=len)
+    batches = [each._replace(tokens=tokens) for each in batches]
     return batches[0] if chosen.ndim == 1 else Batch(*map(np.stack, zip(*batches, strict=True)))
 
 
-def round_layout(longest: int, num_entries: int, num_used: int = 0) -> Layout:
-    """Return a layout whose capacities are rounded up to powers of two, so that batches of similar size share it.
-
-    Args:
-      longest: Distinct words of the longest document.
-      num_entries: Entries of all documents of a batch.
-      num_used: Distinct words of a batch, at most.
-    """
+def round_layout(longest: int, num_entries: int, num_used: int = 0, num_tokens: int = 0) -> Layout:
+    """Return a layout whose capacities are rounded up to powers of two, so that batches of similar size have it."""
     capacity = _next_power_of_two(num_entries + TILE)
-    return Layout(longest, capacity, min(_next_power_of_two(num_used), capacity))
+    return Layout(longest, capacity, min(_next_power_of_two(num_used), capacity), num_tokens)
 
 
 def check_rows(rows: npt.ArrayLike, num_docs: int) -> npt.NDArray[np.int64]:
@@ -167,11 +159,7 @@ def check_rows(rows: npt.ArrayLike, num_docs: int) -> npt.NDArray[np.int64]:
 
 
 def canonical_csr(X: DocumentsLike) -> scipy.sparse.csr_array:
-    """Return a checked copy of X in CSR form, without duplicate entries and explicit zeros.
-
-    Raises:
-      ValueError: As in :func:`pack`.
-    """
+    """Return a checked copy of X in CSR form, without duplicate entries and explicit zeros."""
     matrix = as_csr(X)
     _, counts = check_entries(matrix, slice(0, len(matrix.data)))
     copy = scipy.sparse.csr_array((counts.copy(), matrix.indices.copy(), matrix.indptr.copy()), matrix.shape)
@@ -183,14 +171,7 @@ def canonical_csr(X: DocumentsLike) -> scipy.sparse.csr_array:
 def split_tokens(X: DocumentsLike, rng: np.random.Generator) -> tuple[scipy.sparse.csr_array, scipy.sparse.csr_array]:
     """Split the tokens of every document into two random halves; the first half is the larger one if they differ.
 
-    A fractional count c is ⌈c⌉ tokens, of which the last one has a weight below 1.
-
-    Args:
-      X: Documents × words, as in :func:`pack`.
-      rng: The random generator.
-
-    Returns:
-      Two matrices whose sum is X.
+    A fractional count c is ⌈c⌉ tokens, of which the last one has a weight below 1. The sum of the two matrices is X.
     """
     matrix = canonical_csr(X)
     # One element per token: the entry of the matrix that it belongs to, and its weight.
@@ -207,8 +188,8 @@ def split_tokens(X: DocumentsLike, rng: np.random.Generator) -> tuple[scipy.spar
     observed = np.bincount(entry[first], weights=weight[first], minlength=matrix.nnz)
 
     def half(data: npt.NDArray) -> scipy.sparse.csr_array:
-        arrays = data.astype(matrix.dtype), matrix.indices, matrix.indptr
-        result = scipy.sparse.csr_array(arrays, matrix.shape, copy=True)
+        result = matrix.copy()
+        result.data = data.astype(matrix.dtype)
         result.eliminate_zeros()
         return result
 
@@ -217,15 +198,8 @@ def split_tokens(X: DocumentsLike, rng: np.random.Generator) -> tuple[scipy.spar
     return half(observed), half(np.where(rest > 1e-6 * matrix.data, rest, 0))
 
 
-def as_csr(X: DocumentsLike, num_words: int | None = None) -> Any:
-    """Return X in CSR form, without a copy if it is CSR already. Its shape and type are checked, its values are not.
-
-    Args:
-      X: Documents × words, as in :func:`pack`.
-      num_words: V, if it is known.
-
-    Returns:
-      A scipy CSR array or matrix.
+def as_csr(X: DocumentsLike, num_words: int | None = None) -> scipy.sparse.csr_array:
+    """Return X as a scipy CSR array or matrix, without a copy if it is one. Its values are not checked.
 
     Raises:
       ValueError: If X is not documents × words, is empty, or does not have ``num_words`` columns.
@@ -275,36 +249,28 @@ def check_entries(matrix: CSRArrays, positions: npt.NDArray | slice) -> tuple[np
     counts, ids = matrix.data[positions], matrix.indices[positions]
     num_words = matrix.shape[1]
     # NaN fails every comparison, and the minimum of an array with NaN is NaN.
-    if counts.size and not (
-        counts.min() >= 0 and counts.max() <= _MAX_COUNT and ids.min() >= 0 and ids.max() < num_words
-    ):
+    valid = not counts.size or (counts.min() >= 0 and counts.max() <= _MAX_COUNT)
+    if not valid or (ids.size and not 0 <= ids.min() <= ids.max() < num_words):
         bad = int(np.argmax(~((counts >= 0) & (counts <= _MAX_COUNT) & (ids >= 0) & (ids < num_words))))
         position = int(positions.start) + bad if isinstance(positions, slice) else positions[bad]
         document = int(np.searchsorted(matrix.indptr, position, side="right")) - 1
         word, count = ids[bad], counts[bad]
         if not 0 <= word < num_words:
             raise ValueError(f"document {document}: word id {word} is out of range 0 … {num_words - 1}")
-        raise ValueError(
-            f"document {document}: the count of word {word} is {count}; counts must be finite (at most "
-            f"{_MAX_COUNT:g}) and not negative"
-        )
+        expected = f"counts must be finite (at most {_MAX_COUNT:g}) and not negative"
+        raise ValueError(f"document {document}: the count of word {word} is {count}; {expected}")
     if counts.dtype not in (np.float32, np.float64):
         counts = counts.astype(np.float64 if counts.dtype.kind == "f" else np.float32)
     return ids, counts
 
 
 def pack_rows(matrix: CSRArrays, rows: npt.NDArray[np.int64], layout: Layout) -> Batch:
-    """Pack some documents in a given layout. The rows are trusted, their entries are checked.
-
-    The cost is that of the entries of the rows, and one byte per word of the vocabulary.
+    """Pack some documents in a given layout. Their entries are checked, the rows are not.
 
     Args:
       matrix: Documents × words. Its arrays may be memory-mapped: only the entries of the rows are read.
-      rows: [B] which documents.
+      rows: [B] indices of documents.
       layout: The shape; see :class:`Layout` for a batch that exceeds it.
-
-    Returns:
-      A :class:`Batch`.
     """
     lengths = np.asarray(_lengths(matrix, rows))
     offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -328,7 +294,9 @@ def pack_rows(matrix: CSRArrays, rows: npt.NDArray[np.int64], layout: Layout) ->
         words=words,
         counts=padded,
         offsets=offsets.astype(np.int32),
+        documents=rows.astype(np.int32),  # a larger number only has to differ from the others
         longest=np.empty((sum(tiles), 0), np.float32),
+        tokens=np.empty((_token_capacity(counts, offsets, layout.num_tokens), 0), np.float32),
         columns=np.empty((matrix.shape[1], 0), np.float32),
     )
 
@@ -353,8 +321,7 @@ def _from_lists(X: Sequence[Any], num_words: int | None) -> scipy.sparse.csr_arr
 
 def _check_document(number: int, document: Any, num_words: int | None) -> tuple[npt.NDArray, npt.NDArray]:
     """Return the word ids and the counts of one document of a list."""
-    pairs = isinstance(document, list) and bool(document)
-    pairs = pairs and all(isinstance(pair, tuple) and len(pair) == 2 for pair in document)
+    pairs = isinstance(document, list) and document and all(isinstance(p, tuple) and len(p) == 2 for p in document)
     if not isinstance(document, list | tuple) or len(document) != 2 or pairs:
         got = "a list of (id, count) pairs" if pairs else f"a {type(document).__name__} of another form"
         raise ValueError(f"document {number}: expected (word ids, counts), two lists of one length; got {got}")
@@ -381,6 +348,17 @@ def _tile_sizes(longest: int) -> tuple[int, ...]:
     while sum(tiles) < longest:
         tiles.append(2 * tiles[-1])
     return tuple(tiles)
+
+
+def num_tokens(counts: npt.NDArray, offsets: npt.NDArray) -> int:
+    """Return the number of tokens of the longest document; a fractional count c is ⌈c⌉ tokens."""
+    ends = np.concatenate([[0.0], np.cumsum(np.ceil(counts), dtype=np.float64)])[offsets]
+    return int(min(np.diff(ends).max(), 2 * _MAX_TOKENS))
+
+
+def _token_capacity(counts: npt.NDArray, offsets: npt.NDArray, planned: int) -> int:
+    needed = num_tokens(counts, offsets)
+    return 0 if needed > _MAX_TOKENS else _capacity(planned, needed)
 
 
 def _lengths(matrix: CSRArrays, rows: npt.NDArray) -> npt.NDArray:

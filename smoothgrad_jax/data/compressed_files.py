@@ -1,9 +1,7 @@
 """Files as streams of bytes, of UTF-8, or of lines, decompressed if they are compressed by gzip, bzip2 or xz.
 
 The compression is recognised from the first bytes of a file, not from its name. A stream needs memory for one chunk, or
-for the longest line where lines are asked for: longer lines are refused, and so is xz with an excessive dictionary.
-
-Every error about a file has one form: which file, which line, what was expected, what was found.
+for the longest line. A line above a limit, or an xz file with too large a dictionary, raises an error.
 """
 
 import bz2
@@ -18,13 +16,21 @@ from pathlib import Path
 from typing import BinaryIO
 
 CHUNK_BYTES = 2**22  # bytes per read
-MAX_RECORD_BYTES = 2**24  # length of a line that is parsed into fields, which need many times its memory
+MAX_RECORD_BYTES = 2**24  # maximum length of a line that is parsed into fields
 
 _XZ_MEMORY = 2**28  # bytes that an xz decoder may allocate; the highest standard level needs a quarter of it
 
 
 class CorpusError(ValueError):
-    """Raised if a file is not usable: which file, which line, what was expected, what was found, what to do."""
+    """Raised if a file or an option is not usable; the message names the file, the line, the problem and the remedy.
+
+    Attributes:
+      options: Options that the message names, such as ``min_df``; the command line shows them as ``--min-df``.
+    """
+
+    def __init__(self, message: str = "", *options: str) -> None:
+        super().__init__(message)
+        self.options = options
 
 
 def decompress(path: Path, size: int | None = None) -> Iterator[bytes]:
@@ -68,7 +74,7 @@ def read_utf8(path: Path, encoding: str = "utf-8", size: int | None = None) -> I
         if len(start) >= 3:
             break
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise corpus_error(path, 'expected utf-8, got UTF-16; pass encoding="utf-16"', 1)
+        raise corpus_error(path, 'expected utf-8, got UTF-16; pass encoding="utf-16"', 1, "encoding")
     start = start.removeprefix(codecs.BOM_UTF8)
     if start:
         yield start
@@ -80,9 +86,9 @@ def line_chunks(path: Path, max_bytes: int, encoding: str = "utf-8", skip: int =
 
     Args:
       path: The file.
-      max_bytes: The length of the longest accepted line.
+      max_bytes: The maximal length of a line.
       encoding: The encoding of the file.
-      skip: The number of lines at the beginning of the file that are left out.
+      skip: The number of lines at the beginning of the file to skip.
     """
     line, rest, length = 1, [b""], 0
     for chunk in itertools.chain(read_utf8(path, encoding), [None]):
@@ -124,22 +130,25 @@ def decode(path: Path, data: bytes, first_line: int = 1) -> str:
     except UnicodeDecodeError as error:
         line, byte = first_line + data.count(b"\n", 0, error.start), data[error.start]
         hint = 'pass its encoding, for example encoding="latin-1"'
-        raise corpus_error(path, f"expected utf-8, got the byte 0x{byte:02x}; {hint}", line) from None
+        raise corpus_error(path, f"expected utf-8, got the byte 0x{byte:02x}; {hint}", line, "encoding") from None
 
 
-def corpus_error(path: object, problem: str, line: int | None = None) -> CorpusError:
-    """Return an error about a file, and about one of its lines if that is known."""
-    return CorpusError(f"{path}: {problem}" if line is None else f"{path}, line {line}: {problem}")
+def corpus_error(path: object, problem: str, line: int | None = None, option: str | None = None) -> CorpusError:
+    """Return an error about a file, and about one of its lines and an option that the problem names, if known."""
+    message = f"{path}: {problem}" if line is None else f"{path}, line {line}: {problem}"
+    return CorpusError(message, *([option] if option else []))
 
 
 def binary_error(path: Path, line: int | None = None) -> CorpusError:
     """Return the error for a zero byte, which does not occur in text."""
     hint = 'for text in UTF-16 pass encoding="utf-16"'
-    return corpus_error(path, f"expected text or a known format, got a binary file (a zero byte); {hint}", line)
+    return corpus_error(
+        path, f"expected text or a known format, got a binary file (a zero byte); {hint}", line, "encoding"
+    )
 
 
 def excerpt(data: object) -> str:
-    """Return some bytes or a value of a file in quotes, shortened for a message."""
+    """Return a value of a file, quoted and shortened for a message."""
     text = data.decode("utf-8", "replace") if isinstance(data, bytes) else str(data)
     return repr(text if len(text) <= 60 else text[:60] + "…")
 
@@ -157,7 +166,7 @@ def _chunks(file: BinaryIO | gzip.GzipFile | bz2.BZ2File, size: int) -> Iterator
 
 
 def _xz_chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """Decompress as lzma.LZMAFile does, which has no limit on the memory of the decoder."""
+    """Decompress like lzma.LZMAFile, with a limit on the memory of the decoder."""
     data, decoder = b"", lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
     while True:
         if decoder.needs_input and not data:

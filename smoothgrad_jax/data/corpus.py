@@ -42,12 +42,7 @@ class Corpus(NamedTuple):
     def of(X: DocumentsLike, num_words: int | None = None) -> "Corpus":
         """Return a view of CSR arrays, or a copy of any other form, and check all counts that are in memory.
 
-        Args:
-          X: Documents × words, as in :func:`smoothgrad_jax.pack`, or a corpus.
-          num_words: V, for a list; by default the largest id plus one.
-
-        Raises:
-          ValueError: If a count is negative, NaN or infinite, or an id is out of range; the message names the document.
+        The arguments and the errors are those of :func:`smoothgrad_jax.pack`; X can also be a corpus.
         """
         if isinstance(X, Corpus):
             corpus = X
@@ -96,14 +91,10 @@ class Corpus(NamedTuple):
         return counts
 
     def layout(self, batch_size: int) -> Layout:
-        """Return a shape for minibatches of this size.
+        """Return a shape for minibatches of ``batch_size`` ≤ D documents.
 
-        The layout has capacity for the longest document, and for as many entries and distinct words per minibatch as
-        the mean plus six standard deviations. It is computed from the lengths of all documents and from a few random
-        minibatches.
-
-        Args:
-          batch_size: B ≤ D.
+        The layout has capacity for the longest document, and for the mean plus six standard deviations of the numbers
+        of entries and of distinct words, estimated from all lengths and from a few random minibatches.
         """
         lengths = np.diff(self.indptr)
         rng = np.random.default_rng(0)
@@ -117,6 +108,7 @@ class Corpus(NamedTuple):
             longest,
             num_entries=_round_up(min(entries, batch_size * longest), 1024) + batches.TILE,
             num_used=_round_up(min(used.mean() + _MARGIN * used.std() + 16, self.num_words), 64),
+            num_tokens=_round_up(4 * max(map(self._num_tokens, trials)), 64),
         )
 
     def _num_used(self, rows: npt.NDArray) -> int:
@@ -125,6 +117,12 @@ class Corpus(NamedTuple):
         ids = self.indices[batches.entry_positions(self, rows)]
         present[np.clip(ids, 0, self.num_words - 1).astype(np.int64)] = True
         return int(np.count_nonzero(present))
+
+    def _num_tokens(self, rows: npt.NDArray) -> int:
+        """Return the number of tokens of the longest of some documents; bad counts are reported by :meth:`pack`."""
+        counts = np.clip(np.nan_to_num(self.data[batches.entry_positions(self, rows)]), 0, 1e6)
+        offsets = np.concatenate([[0], np.cumsum(self.indptr[rows + 1] - self.indptr[rows])])
+        return batches.num_tokens(counts, offsets)
 
     def pack(self, rows: npt.ArrayLike, layout: Layout) -> Batch:
         """Pack some documents as a :class:`smoothgrad_jax.Batch` in a given layout."""

@@ -9,8 +9,8 @@
 | ``manifest.json``  | format, version, sizes, CRC-32 of each file, source, options, and what was dropped              |
 
 Document d of the folder is document d of the source: empty documents are kept. Writing needs the memory of
-:mod:`smoothgrad_jax.data.counting`, which does not grow with the number of documents. The folder gets its name when it
-is complete.
+:mod:`smoothgrad_jax.data.counting`, which does not grow with the number of documents. The folder is renamed
+to its final name when it is complete.
 """
 
 import contextlib
@@ -19,19 +19,19 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from smoothgrad_jax.data import counting, durable_files, text
-from smoothgrad_jax.data.compressed_files import CorpusError
+from smoothgrad_jax.data.compressed_files import CorpusError, corpus_error
 from smoothgrad_jax.data.corpus import Corpus
 from smoothgrad_jax.data.counting import Counted, OnProgress
 from smoothgrad_jax.data.durable_files import Entry, LoadError
 from smoothgrad_jax.data.sources import Source
 
-FORMAT, VERSION = "smoothgrad corpus", 2  # version 1 had SHA-256 checksums, and none of its manifest
+FORMAT, VERSION = "smoothgrad corpus", 2  # version 1 had SHA-256 checksums, and no checksum of the manifest
 
 _TYPES = {"indptr.npy": ("<i8",), "indices.npy": ("<u2", "<i4"), "data.npy": ("|u1", "<u2", "<u4", "<f4")}
 _WORDS = "vocabulary.txt"
@@ -45,9 +45,8 @@ class Stored(NamedTuple):
       vocabulary: The V words, or None if the source has none.
       manifest: The content of ``manifest.json``: ``num_docs``, ``num_words``, ``num_entries``, ``num_tokens``;
         ``source`` (``format`` and ``paths``); ``tokens``, the options of :func:`smoothgrad_jax.data.text.tokens`, or
-        None if the source is not text; ``limits``, by which words were chosen, or None; ``dropped``:
-        ``empty_documents`` (without any word now), ``documents_that_lost_all_words`` (those of them that had some),
-        ``tokens_outside_vocabulary``, ``pruned_words`` and ``pruned_tokens``; and ``files`` if it comes from a folder.
+        None if the source is not text; ``limits``, by which words were chosen, or None; ``dropped``, as in
+        :class:`smoothgrad_jax.data.counting.Counted`; and ``files`` if the corpus comes from a folder.
     """
 
     corpus: Corpus
@@ -55,21 +54,35 @@ class Stored(NamedTuple):
     manifest: dict[str, Any]
 
 
+class WordOptions(text.TokenOptions, total=False):
+    """Options that select the vocabulary of a corpus, in addition to those that define a token.
+
+    Attributes:
+      min_df: The minimal document frequency of a word: a number of documents, or a fraction of them. ``"auto"``, the
+        default, is 5 documents for text, fewer for less than 500 documents; for counts every word is kept.
+      max_df: The maximal document frequency. ``"auto"`` is half of the documents for text, all of them for less than 20
+        documents and for counts.
+      max_features: The maximal number of words, of which the most frequent are kept; None for any number. ``"auto"`` is
+        50,000 for text and None for counts.
+      vocabulary: Exactly these words in this order, or the path of a file with one word per line; excludes the three
+        options above. Words of counts are matched by name. By default the vocabulary of a source of text, if it has
+        one.
+    """
+
+    min_df: float | str
+    max_df: float | str
+    max_features: int | str | None
+    vocabulary: Sequence[str] | str | os.PathLike | None
+
+
 def convert(
     source: Source,
     out: str | os.PathLike,
     *,
     overwrite: bool = False,
-    min_df: float | str = "auto",
-    max_df: float | str = "auto",
-    max_features: int | str | None = "auto",
-    vocabulary: Sequence[str] | str | os.PathLike | None = None,
-    lowercase: bool = True,
-    token_pattern: str = text.WORD,
-    stop_words: str | os.PathLike | Iterable[str] | None = "english",
-    ngram_range: Sequence[int] = (1, 1),
     jobs: int | None = None,
     progress: OnProgress | None = None,
+    **options: Unpack[WordOptions],
 ) -> Stored:
     """Write a corpus to a folder, in bounded memory.
 
@@ -77,39 +90,25 @@ def convert(
       source: A source of :func:`smoothgrad_jax.open_source`.
       out: The folder. It must not exist, unless ``overwrite`` is set and it is a corpus folder.
       overwrite: Replace a corpus folder, once the new one is complete.
-      min_df: The minimal document frequency of a word: a number of documents, or a fraction of them. ``"auto"`` is 5
-        documents for text, fewer for less than 500 documents; for counts every word is kept.
-      max_df: The maximal document frequency. ``"auto"`` is half of the documents for text, all of them for less than 20
-        documents and for counts.
-      max_features: The maximal number of words, of which the most frequent are kept; None for any number. ``"auto"`` is
-        50,000 for text and None for counts.
-      vocabulary: Exactly these words in this order, or the path of a file with one word per line; excludes the three
-        options above. Tokens outside are counted in the manifest. Words of counts are matched by name. By default the
-        vocabulary of a source of text, if it has one.
-      lowercase: For text, as the next three: see :func:`smoothgrad_jax.data.text.tokens`.
-      token_pattern: The regular expression of a token.
-      stop_words: ``"english"``, None, words, or the path of a file.
-      ngram_range: The lengths of sequences of tokens that are words.
       jobs: Processes that count text; see :func:`smoothgrad_jax.data.text.count_stream`.
       progress: Called with (documents so far, bytes read or None if unknown) at most five times per second, and at the
         end.
+      **options: See :class:`WordOptions`, and for text :func:`smoothgrad_jax.data.text.tokens`.
 
     Returns:
       The corpus of the folder.
 
     Raises:
-      CorpusError: If the source is not usable, no word is left, ``out`` exists, or it cannot be written. An existing
-        corpus is unchanged then. A killed process leaves ``OUT.partial-…``, which can be deleted.
-      ValueError: If an option is not usable.
+      CorpusError: If the source or an option is not usable, no word is left, ``out`` exists, or it cannot be written.
+        An existing corpus is unchanged then. A killed process leaves ``OUT.partial-…``, which can be deleted.
     """
     out = Path(out)
-    limits = {"min_df": min_df, "max_df": max_df, "max_features": max_features}
-    tokens = text.tokens(lowercase, token_pattern, stop_words, ngram_range) if source.is_text else None
-    words = _check_options(source, limits, vocabulary)
+    tokens, limits, words = _check_options(source, **options)
     if os.path.lexists(out) and not overwrite:
-        raise CorpusError(f"{out}: exists already; choose another name, or pass overwrite=True to replace a corpus")
+        problem = "exists already; choose another name, or pass overwrite=True to replace a corpus"
+        raise corpus_error(out, problem, option="overwrite")
     if os.path.lexists(out) and not is_folder(out):
-        raise CorpusError(f"{out}: exists and is not a corpus folder, so that it is not overwritten")
+        raise corpus_error(out, "exists and is not a corpus folder; it is not overwritten")
     with _write_errors(out):
         durable_files.make_folder(out.parent)
         with durable_files.replacing(out, overwrite=overwrite) as temporary:
@@ -122,33 +121,16 @@ def convert(
 
 
 def read(
-    source: Source,
-    *,
-    min_df: float | str = "auto",
-    max_df: float | str = "auto",
-    max_features: int | str | None = "auto",
-    vocabulary: Sequence[str] | str | os.PathLike | None = None,
-    lowercase: bool = True,
-    token_pattern: str = text.WORD,
-    stop_words: str | os.PathLike | Iterable[str] | None = "english",
-    ngram_range: Sequence[int] = (1, 1),
-    jobs: int | None = None,
-    progress: OnProgress | None = None,
+    source: Source, *, jobs: int | None = None, progress: OnProgress | None = None, **options: Unpack[WordOptions]
 ) -> Stored:
-    """Read a corpus into memory, with the content that :func:`convert` would write to a folder.
+    """Read a corpus into memory, with the content and the types that :func:`convert` would write to a folder.
 
     The arguments are those of :func:`convert`.
 
-    Returns:
-      :class:`Stored`, with arrays in memory, of the types that a folder has.
-
     Raises:
-      CorpusError: If the source is not usable, or no word is left.
-      ValueError: If an option is not usable.
+      CorpusError: If the source or an option is not usable, or no word is left.
     """
-    limits = {"min_df": min_df, "max_df": max_df, "max_features": max_features}
-    tokens = text.tokens(lowercase, token_pattern, stop_words, ngram_range) if source.is_text else None
-    words = _check_options(source, limits, vocabulary)
+    tokens, limits, words = _check_options(source, **options)
     with counting.count(source, tokens, limits, words, jobs, progress) as counted:
         lengths = (counted.num_docs + 1, counted.num_entries, counted.num_entries)
         arrays = [np.zeros(length, dtype) for length, dtype in zip(lengths, counted.types, strict=True)]
@@ -163,11 +145,11 @@ def read(
 
 
 def open_folder(path: str | os.PathLike, *, verify: bool = False) -> Stored:
-    """Open a corpus folder. Its arrays are memory-mapped; only the vocabulary is loaded.
+    """Open a corpus folder. Its arrays are memory-mapped; only the vocabulary is read into memory.
 
     Args:
       path: The folder.
-      verify: Read everything once and compare the checksums. Otherwise only sizes, types and shapes are checked.
+      verify: Read all files and compare the checksums. Otherwise only sizes, types and shapes are checked.
 
     Raises:
       CorpusError: If it is not a corpus folder, is damaged, or of another version of the format.
@@ -183,7 +165,7 @@ def open_folder(path: str | os.PathLike, *, verify: bool = False) -> Stored:
 
 
 def is_folder(path: str | os.PathLike) -> bool:
-    """Return whether a path is a corpus folder, perhaps a damaged one, or of another version of the format."""
+    """Return whether a path is a corpus folder of any version; its files are not checked."""
     try:
         manifest = json.loads((Path(path) / "manifest.json").read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -224,17 +206,27 @@ def _open_array(path: Path, entry: Entry | None, length: int, verify: bool) -> n
 
 
 def _check_options(
-    source: Source, limits: dict[str, Any], vocabulary: Sequence[str] | str | os.PathLike | None
-) -> list[str] | None:
-    """Return the vocabulary to count, if one is given."""
-    text.check_limits(**limits)
+    source: Source,
+    *,
+    min_df: float | str = "auto",
+    max_df: float | str = "auto",
+    max_features: int | str | None = "auto",
+    vocabulary: Sequence[str] | str | os.PathLike | None = None,
+    lowercase: bool = True,
+    token_pattern: str = text.WORD,
+    stop_words: str | os.PathLike | Iterable[str] | None = "english",
+    ngram_range: Sequence[int] = (1, 1),
+) -> tuple[text.Tokens | None, dict[str, Any], list[str] | None]:
+    """Return the definition of a token in text, the limits by which words are chosen, and the vocabulary if given."""
+    tokens = text.tokens(lowercase, token_pattern, stop_words, ngram_range) if source.is_text else None
+    limits = {"min_df": min_df, "max_df": max_df, "max_features": max_features}
+    text.check_limits(min_df, max_df, max_features)
     if vocabulary is None and source.is_text:
         vocabulary = source.vocabulary
-    if vocabulary is None:
-        return None
-    if any(value != "auto" for value in limits.values()):
-        raise ValueError("vocabulary: exactly these words are kept; leave out min_df, max_df and max_features")
-    return text.check_vocabulary(vocabulary)
+    if vocabulary is not None and any(value != "auto" for value in limits.values()):
+        problem = "vocabulary: exactly these words are kept; omit min_df, max_df and max_features"
+        raise CorpusError(problem, "vocabulary", *limits)
+    return tokens, limits, None if vocabulary is None else text.check_vocabulary(vocabulary)
 
 
 def _manifest(source: Source, tokens: text.Tokens | None, counted: Counted) -> dict[str, Any]:
@@ -275,4 +267,4 @@ def _write_errors(out: Path) -> Iterator[None]:
             problem = "there is no space left on the disk; what was written has been removed"
         else:
             problem = f"cannot be written: {error}"
-        raise CorpusError(f"{out}: {problem}") from error
+        raise corpus_error(out, problem) from error

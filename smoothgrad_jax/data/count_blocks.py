@@ -1,17 +1,16 @@
 """Blocks of documents from the entries of count files, in bounded memory.
 
-- In a block, the word ids of a document are distinct and increasing, and counts are positive and finite. Duplicate
-  pairs are added, zero counts are dropped, documents without words are kept.
+- The counts of duplicate pairs of document and word are added, zero counts are dropped, empty documents are kept.
 - Triplets (document, word, count) that are not in the order of documents are sorted in temporary files, with sixteen
-  bytes per entry. Whether to sort is decided from the first hundred thousand triplets; a file whose order breaks later
-  is refused with the advice to pass ``sort=True``.
+  bytes per entry. Whether to sort is decided from the first hundred thousand triplets; a file that is unsorted later
+  raises an error that names ``sort=True``.
 - Memory is bounded by a few blocks of a million entries, whatever the size of the file and its header.
   Hence the limits below: on the distinct words of one document, and on empty documents and words per entry.
 """
 
 import itertools
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,9 +25,9 @@ MAX_DISTINCT = 2**22  # distinct words of one document
 MAX_WORDS = 2**31 - 1  # word ids are int32
 MAX_COUNT = 1e30  # the sum of a document's counts must be a float32
 
-_INSPECTED = 2**17  # triplets from which the order of a file is judged
+_INSPECTED = 2**17  # triplets that are inspected for their order
 
-Triplets = tuple[npt.NDArray, npt.NDArray, npt.NDArray]  # documents and words, from 0, and counts
+Triplets = Sequence[npt.NDArray]  # documents and words, from 0, and counts
 
 
 class Block(NamedTuple):
@@ -46,7 +45,7 @@ class Block(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a file declares about its matrix.
+    """Sizes that a file declares.
 
     Attributes:
       num_docs: D.
@@ -82,13 +81,13 @@ def check_header(path: Path, header: Header) -> Header:
 def triplet_blocks(
     path: Path, header: Header, read: Callable[[bool], Iterator[Triplets]], sort: bool
 ) -> Iterator[Block]:
-    """Return blocks from triplets, which are sorted if they have to be.
+    """Return blocks from triplets; sort the triplets if necessary.
 
     Args:
       path: The file, for messages.
       header: Its header.
-      read: Called with whether the order of documents has to be checked; returns the triplets from the beginning.
-      sort: Sort the triplets in any case.
+      read: ``read(check_order)`` returns an iterator over all triplets.
+      sort: Sort without inspecting the order.
     """
     if sort or not _is_in_order(read(False)):
         return _assemble(path, _sort(path, read(False)), header)
@@ -116,19 +115,23 @@ def block_of(path: Path, indptr: npt.NDArray, words: npt.NDArray, counts: npt.ND
     return Block(indptr, indices, data)
 
 
-def end_of_block(indptr: npt.NDArray, first: int) -> int:
-    """Return where a block ends that begins with document ``first`` of CSR arrays."""
-    last = int(np.searchsorted(indptr, indptr[first] + BLOCK_ENTRIES, side="right")) - 1
-    return min(max(last, first + 1), first + BLOCK_ENTRIES, len(indptr) - 1)
+def block_ranges(indptr: npt.NDArray) -> Iterator[tuple[npt.NDArray, slice]]:
+    """Yield for each block of CSR arrays its offsets from 0, and the positions of its entries."""
+    first = 0
+    while first < len(indptr) - 1:
+        last = int(np.searchsorted(indptr, indptr[first] + BLOCK_ENTRIES, side="right")) - 1
+        last = min(max(last, first + 1), first + BLOCK_ENTRIES, len(indptr) - 1)
+        yield np.array(indptr[first : last + 1]) - indptr[first], slice(int(indptr[first]), int(indptr[last]))
+        first = last
 
 
 def is_sorted(numbers: npt.NDArray, latest: float) -> bool:
-    """Return whether numbers do not decrease, starting from the latest number that precedes them."""
+    """Return whether the sequence of ``latest`` and ``numbers`` does not decrease."""
     return not len(numbers) or bool(numbers[0] >= latest and not (numbers[1:] < numbers[:-1]).any())
 
 
 def _is_in_order(triplets: Iterator[Triplets]) -> bool:
-    """Return whether the first triplets are sorted by document; if they are sorted by word as well, return False."""
+    """Return whether the first triplets are sorted by document, and not by word as well."""
     seen, latest, word, words_in_order, docs_differ = 0, -1, -1, True, False
     for docs, words, _ in triplets:
         if not is_sorted(docs, latest):
@@ -161,7 +164,7 @@ def _sort(path: Path, triplets: Iterator[Triplets]) -> Iterator[Triplets]:
 
 
 def _merge(columns: Sequence[npt.NDArray], ends: list[int]) -> Iterator[Triplets]:
-    """Merge sorted runs, each of which begins where the previous one ends, some documents at a time."""
+    """Merge sorted runs, which are the entries ends[i] … ends[i + 1] − 1, in bounded memory."""
     docs = columns[0]
     runs = [[first, last] for first, last in itertools.pairwise(ends)]
     while runs:
@@ -181,31 +184,26 @@ def _merge(columns: Sequence[npt.NDArray], ends: list[int]) -> Iterator[Triplets
             for first, last in parts:
                 for start in range(first, last, BLOCK_ENTRIES):
                     part = slice(start, min(start + BLOCK_ENTRIES, last))
-                    yield _triplets(np.array(column[part]) for column in columns)
+                    yield [np.array(column[part]) for column in columns]
         else:
             joined = [np.concatenate([column[first:last] for first, last in parts]) for column in columns]
             order = np.argsort(joined[0], kind="stable")
-            yield _triplets(column[order] for column in joined)
+            yield [column[order] for column in joined]
         runs = [run for run in runs if run[0] < run[1]]
 
 
 def _gather(triplets: Iterator[Triplets], number: int) -> Iterator[Triplets]:
-    """Join triplets to pieces of at least ``number``, except for the last piece."""
+    """Concatenate triplets to groups of at least ``number``, except for the last group."""
     kept: list[Triplets] = []
     length = 0
     for part in triplets:
         kept.append(part)
         length += len(part[0])
         if length >= number:
-            yield _triplets(np.concatenate(column) for column in zip(*kept, strict=True))
+            yield [np.concatenate(column) for column in zip(*kept, strict=True)]
             kept, length = [], 0
     if kept:
-        yield _triplets(np.concatenate(column) for column in zip(*kept, strict=True))
-
-
-def _triplets(columns: Iterable[npt.NDArray]) -> Triplets:
-    docs, words, counts = columns
-    return docs, words, counts
+        yield [np.concatenate(column) for column in zip(*kept, strict=True)]
 
 
 def _assemble(path: Path, triplets: Iterator[Triplets], header: Header) -> Iterator[Block]:
@@ -230,14 +228,14 @@ def _assemble(path: Path, triplets: Iterator[Triplets], header: Header) -> Itera
     max_entries = BLOCK_ENTRIES
     for part in _gather(triplets, BLOCK_ENTRIES // 2):
         seen += len(part[0])
-        kept = _triplets(np.concatenate(pair) for pair in zip(kept, part, strict=True))
+        kept = [np.concatenate(pair) for pair in zip(kept, part, strict=True)]
         docs, words, counts = kept
         cut = int(np.searchsorted(docs, docs[-1]))
         if cut:
             yield from documents(int(docs[-1]), docs[:cut], words[:cut], counts[:cut])
             kept, max_entries = (docs[cut:], words[cut:], counts[cut:]), BLOCK_ENTRIES
         elif len(docs) > max_entries:
-            # All entries belong to one document: add duplicates, and refuse too many distinct words.
+            # All entries belong to one document: add duplicates, and check the number of distinct words.
             block = block_of(path, np.array([0, len(docs)]), words, counts)
             kept = (docs[: len(block.data)], block.indices.astype(np.int64), block.data.astype(np.float64))
             max_entries = 2 * len(block.data) + BLOCK_ENTRIES

@@ -1,10 +1,9 @@
-"""Lines of counts: triplets (uci, mm) have the document on every line, pairs (ldac, svmlight) one document per line.
+"""Parse count files: triplets (uci, mm) have one entry per line, pairs (ldac, svmlight) one document per line.
 
-A chunk of lines is parsed at once, by columns. Only if something in it is unusual, it is parsed again line by line,
-which is slow but can report the line.
+A chunk of lines is parsed by columns. If that fails, the chunk is parsed line by line, which is slower and reports the
+line of an error.
 """
 
-import itertools
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,18 +14,7 @@ import numpy.typing as npt
 
 from smoothgrad_jax.data import compressed_files, count_blocks
 from smoothgrad_jax.data.compressed_files import corpus_error, excerpt, line_chunks, plural
-from smoothgrad_jax.data.count_blocks import (
-    MAX_COUNT,
-    MAX_WORDS,
-    Block,
-    Header,
-    Triplets,
-    block_of,
-    check_header,
-    is_sorted,
-    max_words,
-    triplet_blocks,
-)
+from smoothgrad_jax.data.count_blocks import MAX_COUNT, MAX_WORDS, Block, Header, Triplets, block_of, is_sorted
 from smoothgrad_jax.data.formats import Format
 from smoothgrad_jax.data.sources import Head, Source
 
@@ -36,6 +24,7 @@ _LABEL = re.compile(rb"[-+]?[0-9.][-+0-9.,eE]*")
 _QUERY_ID = re.compile(rb"qid:[0-9]+")
 _BLANKS = bytes.maketrans(b"\t\r\v\f", b"    ")
 _NEWLINE, _SPACE, _COLON = b"\n :"
+_SIZES = ("documents", "words", "entries")
 
 Columns = list[npt.NDArray]  # documents, words and perhaps counts, as in the file
 Pairs = tuple[npt.NDArray, npt.NDArray, npt.NDArray]  # pairs per line; all word ids, as in the file; all counts
@@ -53,32 +42,30 @@ def triplet_format(priority: int, recognise: Callable[[Head], bool], read_header
         first_id = 1 if source.first_id is None else source.first_id
         for path in source.paths:
             header = _check_size(path, read_header(path))
-            yield from triplet_blocks(path, header, partial(_read_triplets, path, header, first_id), source.sort)
+            read = partial(_read_triplets, path, header, first_id)
+            yield from count_blocks.triplet_blocks(path, header, read, source.sort)
 
     return Format(priority, recognise, blocks=blocks, prepare=prepare, options=frozenset({"first_id", "sort"}))
 
 
 def pair_format(name: str, priority: int) -> Format:
     """Return a format with one document per line: ``ldac`` with the number of pairs, ``svmlight`` with a label."""
-    counted = name == "ldac"
 
     def blocks(source: Source) -> Iterator[Block]:
-        first_id = _first_pair_id(source, counted)
+        first_id = _first_pair_id(source, name == "ldac")
         for path in source.paths:
-            yield from _pair_blocks(path, source, counted, first_id)
+            yield from _pair_blocks(path, source, name == "ldac", first_id)
 
     return Format(priority, lambda head: _pair_kind(head) == name, blocks=blocks, options=frozenset({"first_id"}))
 
 
 def read_uci_header(path: Path) -> Header:
     """Read three lines with the numbers of documents, words and entries."""
-    numbers = []
-    for number, line in itertools.islice(_head_lines(path), 3):
-        numbers.append(_parse_size(path, number, line.strip(), ("documents", "words", "entries")[number - 1]))
-    if len(numbers) < 3:
+    lines = zip(_SIZES, _head_lines(path), strict=False)
+    sizes = [_parse_size(path, number, line.strip(), name) for name, (number, line) in lines]
+    if len(sizes) < 3:
         raise corpus_error(path, "expected three lines with the numbers of documents, words and entries, got fewer")
-    num_docs, num_words, num_entries = numbers
-    return Header(num_docs, num_words, num_entries, lines=3)
+    return Header(sizes[0], sizes[1], sizes[2], lines=3)
 
 
 def read_mm_header(path: Path) -> Header:
@@ -94,13 +81,10 @@ def read_mm_header(path: Path) -> Header:
     for number, line in lines:
         if line.lstrip()[:1] in (b"", b"%"):
             continue
-        sizes = line.split()
-        if len(sizes) != 3:
+        if len(line.split()) != 3:
             raise corpus_error(path, f"expected documents, words and entries, got {excerpt(line)}", number)
-        names = ("documents", "words", "entries")
-        numbers = (_parse_size(path, number, size, name) for size, name in zip(sizes, names, strict=True))
-        num_docs, num_words, num_entries = numbers
-        return Header(num_docs, num_words, num_entries, 2 if banner[3] == b"pattern" else 3, number)
+        sizes = [_parse_size(path, number, *size) for size in zip(line.split(), _SIZES, strict=True)]
+        return Header(sizes[0], sizes[1], sizes[2], 2 if banner[3] == b"pattern" else 3, number)
     raise corpus_error(path, "expected a line with the numbers of documents, words and entries, got none")
 
 
@@ -113,7 +97,7 @@ def _check_size(path: Path, header: Header) -> Header:
     if not compressed and header.num_entries > (size + 1) // (2 * header.columns):
         declared = f"{header.num_entries:,} entries, more than a file of {size:,} bytes can hold"
         raise corpus_error(path, f"the header declares {declared}", header.lines)
-    return check_header(path, header)
+    return count_blocks.check_header(path, header)
 
 
 def _head_lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -130,28 +114,20 @@ def _parse_size(path: Path, line: int, token: bytes, name: str) -> int:
 def _tokenize(chunk: bytes, colon: bool) -> tuple[bytes, npt.NDArray, npt.NDArray] | None:
     """Return lines in which one separator follows each token, the positions of the separators, and the separators.
 
-    Return None if blanks cannot be cleaned up this way.
+    Return None if the separators cannot be normalised.
     """
     if any(blank in chunk for blank in (b"\t", b"\r", b"\v", b"\f")):
         chunk = chunk.translate(_BLANKS)
-    for clean in (None, _strip_line_ends, _normalize_blanks):
-        chunk = clean(chunk) if clean else chunk
+    for attempt in range(3):
+        if attempt == 1:  # a blank at the end of lines is frequent, and cheap to remove
+            chunk = chunk.replace(b" \n", b"\n")
+        elif attempt == 2:  # one blank between tokens, no other blanks, no blank lines
+            chunk = b"".join(b" ".join(line.split()) + b"\n" for line in chunk.split(b"\n") if line.strip())
         data = np.frombuffer(chunk, np.uint8)
         separators = np.flatnonzero((data <= _SPACE) | (data == _COLON) if colon else data <= _SPACE)
         if not len(separators) or (separators[0] > 0 and (separators[1:] - separators[:-1]).min(initial=2) > 1):
             return chunk, separators, data[separators]
     return None
-
-
-def _strip_line_ends(chunk: bytes) -> bytes:
-    """Remove a blank at the end of lines, which is frequent and cheap to remove."""
-    return chunk.replace(b" \n", b"\n")
-
-
-def _normalize_blanks(chunk: bytes) -> bytes:
-    """Leave one blank between tokens, none elsewhere, and no blank lines."""
-    lines = (b" ".join(line.split()) for line in chunk.split(b"\n"))
-    return b"".join(line + b"\n" for line in lines if line)
 
 
 def _parse_numbers(chunk: bytes) -> npt.NDArray | None:
@@ -179,7 +155,8 @@ def _parse_count(path: Path, line: int, token: bytes) -> float:
 def _parse_id(path: Path, line: int, token: bytes, name: str, first: int, last: int, hint: str) -> int:
     number = float(token) if NUMBER.fullmatch(token) else np.nan
     if not first <= number <= last or number != int(number):
-        raise corpus_error(path, f"expected a {name} from {first} to {last}, got {excerpt(token)}{hint}", line)
+        problem = f"expected a {name} from {first} to {last}, got {excerpt(token)}{hint}"
+        raise corpus_error(path, problem, line, "first_id")
     return int(number)
 
 
@@ -219,15 +196,11 @@ def _read_triplets(path: Path, header: Header, first_id: int, ordered: bool) -> 
 
 
 def _parse_columns(chunk: bytes, columns: int) -> Columns | None:
-    """Return columns of numbers; None if something in the chunk is unusual."""
+    """Return columns of numbers; None if the chunk must be parsed line by line."""
     tokenized = _tokenize(chunk, colon=False)
-    if tokenized is None:
+    if tokenized is None or len(tokenized[1]) % columns:
         return None
-    chunk, _, separators = tokenized
-    if len(separators) % columns:
-        return None
-    by_line = separators.reshape(-1, columns)
-    numbers = _parse_numbers(chunk)
+    numbers, by_line = _parse_numbers(tokenized[0]), tokenized[2].reshape(-1, columns)
     if numbers is None or len(numbers) != by_line.size:
         return None
     if (by_line[:, -1] != _NEWLINE).any() or (by_line[:, :-1] != _SPACE).any():
@@ -254,7 +227,7 @@ def _parse_columns_by_line(
         doc = _parse_id(path, line, tokens[0], "document", first_id, first_id + header.num_docs - 1, hint)
         if doc < latest:
             problem = f"expected documents in order, got {doc} after {latest}"
-            raise corpus_error(path, f"{problem}; pass sort=True, or sort the file by its first number", line)
+            raise corpus_error(path, f"{problem}; pass sort=True, or sort the file by its first number", line, "sort")
         latest = doc
         word = _parse_id(path, line, tokens[1], "word", first_id, first_id + header.num_words - 1, hint)
         rows.append((doc, word, *(_parse_count(path, line, token) for token in tokens[2:])))
@@ -292,7 +265,7 @@ def _pair_blocks(path: Path, source: Source, counted: bool, first_id: int) -> It
         held += len(lengths) + len(words)
         seen += len(words)
         largest = int(words.max(initial=0))
-        if source.num_words is None and largest > max_words(seen):
+        if source.num_words is None and largest > count_blocks.max_words(seen):
             raise corpus_error(path, f"word id {largest:,} after {seen:,} entries: expected ids that number the words")
         if held >= count_blocks.BLOCK_ENTRIES:
             yield _join_pairs(path, kept, first_id)
@@ -328,7 +301,7 @@ def _read_pairs(path: Path, source: Source, counted: bool, first_id: int, last_i
 
 
 def _parse_pairs(chunk: bytes, counted: bool) -> Pairs | None:
-    """Return the pairs of a chunk; None if something in it is unusual."""
+    """Return the pairs of a chunk; None if the chunk must be parsed line by line."""
     if not counted:
         chunk = re.sub(rb"#[^\n]*", b"", chunk) if b"#" in chunk else chunk
         chunk = re.sub(rb"(?m)^([^\s:]+[ \t]+)qid:[0-9]+(?=\s)", rb"\1", chunk) if b"qid:" in chunk else chunk

@@ -1,7 +1,7 @@
-"""Count a source in one pass and in bounded memory, then choose the words that are kept.
+"""Count a source in one pass and in bounded memory, then select the vocabulary.
 
-The counts of documents are written to a *spool*, a temporary file, under provisional word numbers. At the end of the
-source, the document frequencies decide which words are kept; then the spools are read again and give the final counts.
+The counts of documents are written to a *spool*, a temporary file, with provisional word numbers. At the end of the
+source, words are chosen by their document frequencies, and the final counts are computed from the spools.
 
     source ──count──▶ spool: documents × (word numbers, counts)       frequency, total, largest count of each word
                                                   │                                          │
@@ -60,8 +60,9 @@ class Counted(NamedTuple):
       vocabulary: The V words, or None if they have no names.
       types: The types of offsets, ids and counts.
       limits: The options by which words were chosen, or None if there was no choice.
-      dropped: What was left out; complete after all blocks have been read. ``empty_documents`` have no word now;
-        ``documents_that_lost_all_words`` are those of them that had one.
+      dropped: Numbers of ``empty_documents`` (without words after the choice of words), of those the
+        ``documents_that_lost_all_words``, and of ``tokens_outside_vocabulary``, ``pruned_words`` and ``pruned_tokens``;
+        complete after all blocks have been read.
       blocks: Yields the CSR arrays of consecutive documents, once: offsets without the initial zero, ids and counts.
     """
 
@@ -89,89 +90,71 @@ def count(
     """Count a source.
 
     Args:
-      source: The source, whose documents are trusted to be valid.
-      tokens: What a token is, if the source is text.
+      source: The source.
+      tokens: The definition of a token, if the source is text.
       limits: ``min_df``, ``max_df`` and ``max_features`` of :func:`smoothgrad_jax.data.text.choose_words`, or
         ``"auto"``.
-      vocabulary: The words to count, if they are not to be chosen.
+      vocabulary: The words to count; by default they are selected by ``limits``.
       jobs: Processes that count text.
-      progress: Called with (documents so far, bytes read or None if unknown) at most five times per second, and at the
-        end.
-      folder: Where the spools are written, by default the system's folder for temporary files.
+      progress: As in :func:`smoothgrad_jax.data.corpus_folder.convert`.
+      folder: The folder of the spools, by default the system's folder for temporary files.
 
-    Returns:
-      A context with :class:`Counted`, whose blocks can be read inside it.
+    Yields:
+      The counts, whose blocks can be read inside the context.
 
     Raises:
       CorpusError: If there is no document, no word is left, or the source is not valid.
     """
-    dropped: dict[str, float] = dict.fromkeys(
-        ("empty_documents", "documents_that_lost_all_words", "tokens_outside_vocabulary"), 0
-    )
+    names = ("empty_documents", "documents_that_lost_all_words", "tokens_outside_vocabulary")
+    dropped: dict[str, float] = dict.fromkeys(names, 0)
     tally = _Tally(progress)
     with contextlib.ExitStack() as stack:
 
         def new_file() -> IO[bytes]:
-            return stack.enter_context(_temporary_file(folder))
+            parent = None if folder is None else os.fspath(folder)
+            return cast(IO[bytes], stack.enter_context(tempfile.SpooledTemporaryFile(_SPOOL_BYTES, dir=parent)))
 
         choose = vocabulary is None and (source.is_text or any(value != "auto" for value in limits.values()))
         if vocabulary is not None:
-            known, spools, ranks = _count_vocabulary(source, tokens, vocabulary, jobs, dropped, new_file, tally)
+            statistics, spools, ranks = _count_vocabulary(source, tokens, vocabulary, jobs, dropped, new_file, tally)
         elif tokens is not None:
-            known, spools, ranks = _count_text(source, tokens, jobs, new_file, tally)
+            statistics, spools, ranks = _count_text(source, tokens, jobs, new_file, tally)
         else:
-            known, spools, ranks = _count_ids(source, new_file, tally)
+            statistics, spools, ranks = _count_ids(source, new_file, tally)
         if tally.documents == 0:
             raise CorpusError(f"{_name(source)}: expected documents, got none")
-        kept = np.ones(len(known.frequency), bool)
+        kept = np.ones(len(statistics.frequency), bool)
         if choose:
             limits = text.set_limits(tally.documents, **limits) if source.is_text else _set_count_limits(limits)
-            kept = text.choose_words(known.frequency, known.total, tally.documents, **limits)
+            kept = text.choose_words(statistics.frequency, statistics.total, tally.documents, **limits)
             ids = np.where(kept, np.cumsum(kept) - 1, -1).astype(np.int32)
             ranks = [ids if rank is None else ids[rank] for rank in ranks]
-        dropped["pruned_words"] = int(np.count_nonzero(known.frequency[~kept]))
-        dropped["pruned_tokens"] = _as_int(known.total[~kept].sum())
-        yield _counted(known, kept, spools, ranks, limits if choose else None, dropped, tally.documents)
+        dropped["pruned_words"] = int(np.count_nonzero(statistics.frequency[~kept]))
+        dropped["pruned_tokens"] = _as_int(statistics.total[~kept].sum())
+        num_words = int(np.count_nonzero(kept))
+        largest = _count_type(statistics.largest[kept].max(initial=1)).newbyteorder("<")
+        types = np.dtype("<i8"), np.dtype("<u2" if num_words <= 1 << 16 else "<i4"), largest
+        words = None if statistics.words is None else list(itertools.compress(_read_words(statistics.words), kept))
+        yield Counted(
+            num_docs=tally.documents,
+            num_words=num_words,
+            num_entries=int(statistics.frequency[kept].sum()),
+            num_tokens=_as_int(statistics.total[kept].sum()),
+            vocabulary=words,
+            types=types,
+            limits=limits if choose else None,
+            dropped=dropped,
+            blocks=lambda: _final_blocks(spools, ranks, num_words, types, dropped),
+        )
         tally.report()
 
 
-def _counted(
-    known: "_Known",
-    kept: npt.NDArray,
-    spools: "list[_Spool]",
-    ranks: list[npt.NDArray | None],
-    limits: dict[str, Any] | None,
-    dropped: dict[str, float],
-    num_docs: int,
-) -> Counted:
-    num_words = int(np.count_nonzero(kept))
-    types = (
-        np.dtype("<i8"),
-        np.dtype("<u2" if num_words <= 1 << 16 else "<i4"),
-        _count_type(known.largest[kept].max(initial=1)).newbyteorder("<"),
-    )
-    vocabulary = None
-    if known.words is not None:
-        vocabulary = [word for word, keep in zip(_read_words(known.words), kept, strict=True) if keep]
-    return Counted(
-        num_docs=num_docs,
-        num_words=num_words,
-        num_entries=int(known.frequency[kept].sum()),
-        num_tokens=_as_int(known.total[kept].sum()),
-        vocabulary=vocabulary,
-        types=types,
-        limits=limits,
-        dropped=dropped,
-        blocks=lambda: _final_blocks(spools, ranks, num_words, types, dropped),
-    )
-
-
-class _Known(NamedTuple):
+class _WordStatistics(NamedTuple):
     """Statistics per word.
 
     Attributes:
       frequency: The number of documents that contain the word.
-      total: The number of its tokens.
+      total: The sum of its counts.
       largest: Its largest count in a document.
       words: The words, if they have names.
     """
@@ -187,30 +170,32 @@ class _Spool:
 
     def __init__(self, file: IO[bytes]):
         self.file = file
-        self.known = _Known(np.zeros(1024, np.int64), np.zeros(1024, np.int64), np.zeros(1024, np.int64))
+        self.statistics = _WordStatistics(np.zeros(1024, np.int64), np.zeros(1024, np.int64), np.zeros(1024, np.int64))
 
     def add(self, indptr: npt.NDArray, numbers: npt.NDArray, counts: npt.NDArray) -> None:
-        """Append documents, in each of which a number occurs once, with positive counts."""
+        """Append documents with distinct word numbers and positive counts."""
         if numbers.size:
-            capacity, needed = self.known.frequency.size, int(numbers.max()) + 1
-            dtype = np.result_type(self.known.total, counts)
-            if needed > capacity or dtype != self.known.total.dtype:
-                known = self.resized(capacity if needed <= capacity else max(2 * capacity, needed))
-                self.known = _Known(known.frequency, known.total.astype(dtype), known.largest.astype(dtype))
-            np.add.at(self.known.frequency, numbers, 1)
-            np.add.at(self.known.total, numbers, counts)
-            np.maximum.at(self.known.largest, numbers, counts)
+            capacity, needed = self.statistics.frequency.size, int(numbers.max()) + 1
+            dtype = np.result_type(self.statistics.total, counts)
+            if needed > capacity or dtype != self.statistics.total.dtype:
+                statistics = self.resized(capacity if needed <= capacity else max(2 * capacity, needed))
+                self.statistics = _WordStatistics(
+                    statistics.frequency, statistics.total.astype(dtype), statistics.largest.astype(dtype)
+                )
+            np.add.at(self.statistics.frequency, numbers, 1)
+            np.add.at(self.statistics.total, numbers, counts)
+            np.maximum.at(self.statistics.largest, numbers, counts)
             counts = counts.astype(_count_type(counts.max()))
         for each in (np.diff(indptr), numbers, counts):
             np.lib.format.write_array(self.file, each, allow_pickle=False)
 
-    def resized(self, size: int, words: Words | None = None) -> _Known:
+    def resized(self, size: int, words: Words | None = None) -> _WordStatistics:
         """Return the statistics of the numbers below ``size``, with their words."""
-        frequency, total, largest = (np.pad(each[:size], (0, max(size - each.size, 0))) for each in self.known[:3])
-        return _Known(frequency, total, largest, words)
+        frequency, total, largest = (np.pad(each[:size], (0, max(size - each.size, 0))) for each in self.statistics[:3])
+        return _WordStatistics(frequency, total, largest, words)
 
     def blocks(self) -> Iterator[Arrays]:
-        """Yield the documents in the pieces in which they were added."""
+        """Yield the documents in the blocks that :meth:`add` wrote."""
         end = self.file.seek(0, 2)
         self.file.seek(0)
         while self.file.tell() < end:
@@ -235,7 +220,7 @@ class _Tally:
             self.progress(self.documents, None)
 
 
-_Counts = tuple[_Known, list[_Spool], list[npt.NDArray | None]]  # and per spool the ranks of its word numbers
+_Counts = tuple[_WordStatistics, list[_Spool], list[npt.NDArray | None]]  # and per spool the ranks of its word numbers
 
 
 def _count_text(source: Source, tokens: text.Tokens, jobs: int | None, new_file: NewFile, tally: _Tally) -> _Counts:
@@ -248,7 +233,7 @@ def _count_text(source: Source, tokens: text.Tokens, jobs: int | None, new_file:
             if not spools or len(numbers) >= _SPOOL_WORDS:
                 if spools:
                     words.append(_sort_words(numbers, new_file()))
-                    spools[-1].known = spools[-1].resized(len(numbers))  # free the unused capacity
+                    spools[-1].statistics = spools[-1].resized(len(numbers))  # free the unused capacity
                 spools.append(_Spool(new_file()))
                 numbers = defaultdict(itertools.count().__next__)
             number = np.fromiter(map(numbers.__getitem__, chunk.words), np.int32, len(chunk.words))
@@ -257,9 +242,9 @@ def _count_text(source: Source, tokens: text.Tokens, jobs: int | None, new_file:
     words.append(_sort_words(numbers))
     if not spools:
         nothing = np.zeros(0, np.int64)
-        return _Known(nothing, nothing, nothing, []), [], []
-    known, ranks = _merge(spools, words, new_file)
-    return known, spools, [*ranks]
+        return _WordStatistics(nothing, nothing, nothing, []), [], []
+    statistics, ranks = _merge(spools, words, new_file)
+    return statistics, spools, [*ranks]
 
 
 def _count_vocabulary(
@@ -279,7 +264,7 @@ def _count_vocabulary(
         number = np.array([numbers.get(word, -1) for word in source.vocabulary], np.int32)
         stream = (_add_duplicates(text.keep_entries(indptr, number[ids], n)) for indptr, ids, n in _blocks(source))
     else:
-        raise CorpusError(f"{_name(source)}: its words have no names, so that a vocabulary cannot choose among them")
+        raise CorpusError(f"{_name(source)}: its words have no names, which a vocabulary needs")
     with contextlib.closing(stream):
         for part in stream:
             spool.add(part.indptr, part.indices, part.data)
@@ -295,10 +280,9 @@ def _count_ids(source: Source, new_file: NewFile, tally: _Tally) -> _Counts:
     for indptr, ids, counts in _blocks(source):
         spool.add(indptr, ids, counts)
         tally.add(indptr)
+    size = max(int(np.flatnonzero(spool.statistics.frequency).max(initial=0)) + 1, source.num_words or 0)
     if source.vocabulary is not None:
         size = len(source.vocabulary)
-    else:
-        size = max(int(np.flatnonzero(spool.known.frequency).max(initial=0)) + 1, source.num_words or 0)
     return spool.resized(size, source.vocabulary), [spool], [None]
 
 
@@ -311,7 +295,7 @@ def _blocks(source: Source) -> Iterator[Arrays]:
 
 
 def _add_duplicates(part: text.Kept) -> text.Kept:
-    """Add the counts of one word in a document: two words of a source can have one name."""
+    """Sum duplicate words of a document: two words of a source can have the same name."""
     indptr, ids, counts, *_ = part
     shape = (len(indptr) - 1, int(ids.max(initial=0)) + 1)
     matrix = scipy.sparse.csr_array((counts, ids, indptr), shape, copy=True)
@@ -331,14 +315,14 @@ def _sort_words(numbers: dict[str, int], file: IO[bytes] | None = None) -> tuple
 
 def _merge(
     spools: list[_Spool], words: list[tuple[Words, npt.NDArray]], new_file: NewFile
-) -> tuple[_Known, list[npt.NDArray]]:
+) -> tuple[_WordStatistics, list[npt.NDArray]]:
     """Return the statistics of all words in alphabetical order, and for each spool the ranks of its word numbers."""
     if len(spools) == 1:
         alphabet, number = words[0]
         rank = np.empty_like(number)
         rank[number] = np.arange(len(number), dtype=np.int32)
-        frequency, total, largest = (each[number] for each in spools[0].known[:3])
-        return _Known(frequency, total, largest, alphabet), [rank]
+        frequency, total, largest = (each[number] for each in spools[0].statistics[:3])
+        return _WordStatistics(frequency, total, largest, alphabet), [rank]
     streams = [zip(_read_words(each), itertools.repeat(i), strict=False) for i, (each, _) in enumerate(words)]
     found, file, size = [array("i") for _ in spools], new_file(), 0
     for word, same in itertools.groupby(heapq.merge(*streams, key=itemgetter(0)), key=itemgetter(0)):
@@ -346,15 +330,15 @@ def _merge(
         for _, i in same:
             found[i].append(size)
         size += 1
-    known = _Known(np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size, np.int64), file)
+    statistics = _WordStatistics(np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size, np.int64), file)
     ranks = []
     for spool, (_, number), rank in zip(spools, words, (np.frombuffer(each, np.int32) for each in found), strict=True):
-        known.frequency[rank] += spool.known.frequency[number]
-        known.total[rank] += spool.known.total[number]
-        known.largest[rank] = np.maximum(known.largest[rank], spool.known.largest[number])
+        statistics.frequency[rank] += spool.statistics.frequency[number]
+        statistics.total[rank] += spool.statistics.total[number]
+        statistics.largest[rank] = np.maximum(statistics.largest[rank], spool.statistics.largest[number])
         ranks.append(np.empty_like(rank))
         ranks[-1][number] = rank
-    return known, ranks
+    return statistics, ranks
 
 
 def _final_blocks(
@@ -374,12 +358,9 @@ def _final_blocks(
             dropped["empty_documents"] += int(np.count_nonzero(np.diff(indptr) == 0))
             matrix = scipy.sparse.csr_array((counts, ids, indptr), (len(indptr) - 1, num_words))
             matrix.sort_indices()
-            offsets, indices, data = types
-            yield (
-                (indptr[1:] + offset).astype(offsets, copy=False),
-                matrix.indices.astype(indices, copy=False),
-                matrix.data.astype(data, copy=False),
-            )
+            final = (indptr[1:] + offset, matrix.indices, matrix.data)
+            offsets, ids, counts = (each.astype(dtype, copy=False) for each, dtype in zip(final, types, strict=True))
+            yield offsets, ids, counts
             offset += int(indptr[-1])
 
 
@@ -390,7 +371,7 @@ def _set_count_limits(limits: dict[str, Any]) -> dict[str, Any]:
 
 
 def _count_type(largest: np.generic) -> np.dtype:
-    """Return the smallest type for counts up to this one, which is an integer or a float as the counts are."""
+    """Return the smallest dtype for counts up to ``largest``: unsigned integers, or float32 for floats."""
     return np.dtype(np.float32) if largest.dtype.kind == "f" else np.min_scalar_type(int(cast(Any, largest)))
 
 
@@ -403,12 +384,6 @@ def _name(source: Source) -> str:
     return f"{source.paths[0]}{f' and {more} more' if more else ''}"
 
 
-@contextlib.contextmanager
-def _temporary_file(folder: str | os.PathLike | None) -> Iterator[IO[bytes]]:
-    with tempfile.SpooledTemporaryFile(_SPOOL_BYTES, dir=None if folder is None else os.fspath(folder)) as file:
-        yield cast(IO[bytes], file)
-
-
 def word_line(word: str) -> bytes:
     """Return a word as a line of a file of words."""
     try:
@@ -416,7 +391,8 @@ def word_line(word: str) -> bytes:
             return f"{word}\n".encode()
     except UnicodeEncodeError:
         pass
-    raise CorpusError(f"the word {word!r} cannot be a line of vocabulary.txt; for text, try another token_pattern")
+    problem = f"the word {word!r} cannot be a line of vocabulary.txt; for text, try another token_pattern"
+    raise CorpusError(problem, "token_pattern")
 
 
 def _read_words(words: Words) -> Iterator[str]:

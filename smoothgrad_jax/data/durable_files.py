@@ -1,6 +1,4 @@
-"""Files that are complete or absent: the package's only atomic writer and its only checksum scheme.
-
-Corpus folders, models, checkpoints, reports and tables are all written by these functions.
+"""Atomic writing and checksums of files, for corpus folders, models, checkpoints and reports.
 
 - A file is created, written from front to back and flushed to the disk (fsync). Its size and its CRC-32 form an
   :class:`Entry`, which the caller stores in a JSON file and passes to :func:`verify` or :func:`read_array` later.
@@ -21,7 +19,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NotRequired, Protocol, TypedDict
+from typing import Any, BinaryIO, NotRequired, TypeAlias, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +29,11 @@ from smoothgrad_jax import __version__
 _CHUNK_BYTES = 1 << 22
 
 
+Json: TypeAlias = Any  # None, bool, int, float, str, and lists and dictionaries of these
+
+
 class SaveError(OSError):
-    """Raised if something cannot be written. The previous content of the path is unchanged."""
+    """Raised if a file cannot be written. The previous content of the path is unchanged."""
 
 
 class LoadError(ValueError):
@@ -44,33 +45,15 @@ class VersionError(LoadError):
 
 
 class Entry(TypedDict):
-    """Describe a written file.
-
-    Attributes:
-      bytes: Its size.
-      crc32: Its checksum, eight hexadecimal digits.
-      dtype: The data type of an array, such as ``"float32"`` or ``"bfloat16"``.
-    """
+    """Size, CRC-32 in hexadecimal digits, and for an array the data type (such as ``"bfloat16"``) of a written file."""
 
     bytes: int
     crc32: str
     dtype: NotRequired[str]
 
 
-class ArrayOnHost(Protocol):
-    """An array of NumPy, or of a library whose arrays NumPy can read, such as JAX."""
-
-    @property
-    def dtype(self) -> np.dtype: ...
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    def __array__(self) -> npt.NDArray: ...
-
-
 class FileWriter:
-    """Append to a file and compute its size and checksum on the way; made by :func:`new_file`."""
+    """Append to a file and compute its size and checksum; made by :func:`new_file`."""
 
     def __init__(self, file: BinaryIO):
         self._file, self._bytes, self._crc = file, 0, 0
@@ -78,7 +61,7 @@ class FileWriter:
     def write(self, data: bytes | memoryview | npt.NDArray) -> None:
         """Append bytes, or the elements of an array in C order."""
         if isinstance(data, np.ndarray):
-            data = memoryview(np.ascontiguousarray(data).reshape(-1).view(np.uint8))
+            data = np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
         self._file.write(data)
         self._bytes, self._crc = self._bytes + len(data), zlib.crc32(data, self._crc)
 
@@ -91,64 +74,27 @@ class FileWriter:
 
 @contextlib.contextmanager
 def new_file(path: str | os.PathLike) -> Iterator[FileWriter]:
-    """Create a file that is written from front to back.
-
-    Use it where several files are written in turns; :func:`write_file` is enough for one file at a time.
-
-    Args:
-      path: The file, which must not exist.
-
-    Raises:
-      OSError: If the file exists or cannot be written.
-    """
+    """Create a file, which must not exist. :func:`write_file` is enough unless several files are written in turns."""
     with open(path, "xb") as file:
         yield FileWriter(file)
 
 
 def write_file(path: str | os.PathLike, chunks: Iterable[bytes | memoryview | npt.NDArray]) -> Entry:
-    """Write a new file durably.
-
-    Args:
-      path: The file, which must not exist.
-      chunks: Its content, in order.
-
-    Returns:
-      Its size and checksum.
-
-    Raises:
-      OSError: If the file exists or cannot be written.
-    """
+    """Write chunks of content to a file, which must not exist, and return its entry."""
     with new_file(path) as file:
         for chunk in chunks:
             file.write(chunk)
         return file.finish()
 
 
-def write_array(path: str | os.PathLike, array: ArrayOnHost | list[ArrayOnHost] | tuple[ArrayOnHost, ...]) -> Entry:
-    """Write an array as a new ``.npy`` file. NumPy knows no bfloat16: it is stored as its bits, in uint16.
+def write_array(path: str | os.PathLike, array: npt.ArrayLike) -> Entry:
+    """Write a ``.npy`` file, which must not exist, and return its entry.
 
-    Args:
-      path: The file, which must not exist.
-      array: The array, or a list or tuple of its pieces along the first axis, which are never joined in memory.
-
-    Returns:
-      The file's size and checksum, and the array's data type.
-
-    Raises:
-      OSError: If the file exists or cannot be written.
+    NumPy has no bfloat16: such an array is stored as its bits, in uint16.
     """
-    if isinstance(array, list | tuple):
-        pieces: list[ArrayOnHost] = list(array)
-        shape = (sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:])
-    else:
-        pieces = [array]
-        shape = array.shape
-    dtype = pieces[0].dtype
-    with new_file(path) as file:
-        file.write(array_header(np.dtype(np.uint16) if dtype.name == "bfloat16" else dtype, shape))
-        for piece in pieces:
-            file.write(np.asarray(piece))
-        return {**file.finish(), "dtype": dtype.name}
+    array = np.asarray(array)
+    stored = np.dtype(np.uint16) if array.dtype.name == "bfloat16" else array.dtype
+    return {**write_file(path, [array_header(stored, array.shape), array]), "dtype": array.dtype.name}
 
 
 def array_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
@@ -160,12 +106,12 @@ def array_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
 
 
 def verify(path: str | os.PathLike, entry: Entry | None, *, checksum: bool = True) -> None:
-    """Check that a file is what was written.
+    """Check that a file has the content that was written.
 
     Args:
       path: The file.
-      entry: What :func:`write_file` returned; None if the caller's description of its files does not name this one.
-      checksum: Read the file once and compare its checksum. If False, only its size is compared.
+      entry: Returned by :func:`write_file`; None if the description of the folder does not name the file.
+      checksum: Read the file and compare its checksum. If False, only its size is compared.
 
     Raises:
       LoadError: If the file is missing, damaged or not described.
@@ -191,15 +137,7 @@ def verify(path: str | os.PathLike, entry: Entry | None, *, checksum: bool = Tru
 
 
 def read_array(path: str | os.PathLike, entry: Entry | None, *, checksum: bool = True) -> npt.NDArray:
-    """Open a ``.npy`` file as a memory-mapped array, after :func:`verify`.
-
-    Args:
-      path: The file.
-      entry: What :func:`write_array` returned.
-      checksum: As in :func:`verify`.
-
-    Returns:
-      The array, read-only, of the type that was written.
+    """Open a file of :func:`write_array` as a read-only memory-mapped array, after :func:`verify`.
 
     Raises:
       LoadError: If the file is missing, damaged, not described, or not one array.
@@ -219,18 +157,11 @@ def read_array(path: str | os.PathLike, entry: Entry | None, *, checksum: bool =
 
 
 def write_json(path: str | os.PathLike, body: Mapping[str, Any]) -> Entry:
-    """Write a new JSON file that contains its own checksum.
+    """Write a JSON file, which must not exist, with its own checksum, and return its entry.
 
     Args:
-      path: The file, which must not exist.
-      body: Its content, with the keys ``format`` and ``version`` that :func:`read_json` asks for. See
-        :func:`json_values` for values that are not of JSON's types.
-
-    Returns:
-      Its size and checksum.
-
-    Raises:
-      OSError: If the file exists or cannot be written.
+      path: The file.
+      body: Its content, including the keys ``format`` and ``version`` that :func:`read_json` requires.
     """
     text = json.dumps({**body, "checksum": _json_checksum(body)}, indent=1) + "\n"
     return write_file(path, [text.encode()])
@@ -243,16 +174,16 @@ def read_json(
 
     Args:
       path: The file.
-      format: The value that its key ``format`` must have, such as ``"smoothgrad model"``.
-      version: The value that its key ``version`` must have.
-      if_older: The advice to the user of a file of an older version.
+      format: The required value of the key ``format``, such as ``"smoothgrad model"``.
+      version: The required value of the key ``version``.
+      if_older: Advice to the user of a file of an older version.
 
     Returns:
-      Its content, without the checksum.
+      The content without the checksum.
 
     Raises:
-      VersionError: If it was written in another version of the format.
-      LoadError: If it is missing, damaged, or of another format.
+      VersionError: If the file has another version of the format.
+      LoadError: If the file is missing, damaged, or of another format.
     """
     try:
         with open(path, "rb") as file:
@@ -276,18 +207,14 @@ def read_json(
     return body
 
 
-def json_values(name: str, value: Any) -> Any:
-    """Return a value as JSON would return it after writing and reading: tuples become lists, NumPy numbers numbers.
-
-    Args:
-      name: What the value is called in the error.
-      value: Dictionaries, sequences, strings, numbers, None, and NumPy arrays and scalars.
+def json_values(name: str, value: object) -> Json:
+    """Return a value as JSON reads it after writing: tuples become lists, NumPy scalars and arrays numbers and lists.
 
     Raises:
-      ValueError: If JSON cannot represent the value.
+      ValueError: If JSON cannot represent the value; the message calls it ``name``.
     """
 
-    def from_numpy(value: object) -> Any:
+    def from_numpy(value: object) -> Json:
         if isinstance(value, np.generic | np.ndarray):
             return value.tolist()
         raise TypeError(f"{type(value).__name__} {value!r}")
@@ -299,7 +226,7 @@ def json_values(name: str, value: Any) -> Any:
 
 
 def package_versions() -> dict[str, str]:
-    """Return the versions of the packages that compute, and the machine's architecture, for the record in a file."""
+    """Return the versions of the packages that compute, and the architecture of the machine."""
     versions = {"smoothgrad_jax": __version__, "python": platform.python_version(), "numpy": np.__version__}
     if "jax" in sys.modules:  # a model can be read and written without jax
         versions["jax"] = sys.modules["jax"].__version__
@@ -308,18 +235,14 @@ def package_versions() -> dict[str, str]:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike, *, overwrite: bool = True) -> Iterator[Path]:
-    """Yield the path of a temporary file or folder, which replaces ``path`` if the block ends without an error.
+    """Yield a temporary path in the same folder, which replaces ``path`` if the block ends without an error.
 
-    The caller creates the file or the folder, in the same folder as ``path``, which must exist. After an error
-    ``path`` is as it was, and the temporary one is removed. A killed process leaves ``NAME.partial-…``, which can be
-    deleted.
+    The caller creates a file or a folder at the temporary path. After an error, ``path`` is unchanged and the temporary
+    path is removed. A killed process leaves ``NAME.partial-…``, which can be deleted.
 
     Args:
-      path: The file or folder to write.
+      path: The file or folder to write; its parent must exist.
       overwrite: Replace an existing one; if False, raise ``FileExistsError``.
-
-    Raises:
-      OSError: If it cannot be written.
 
     Example::
 
@@ -350,11 +273,11 @@ def replacing(path: str | os.PathLike, *, overwrite: bool = True) -> Iterator[Pa
 
 @contextlib.contextmanager
 def saving(path: str | os.PathLike, what_is_left: Callable[[], str]) -> Iterator[None]:
-    """Turn an ``OSError`` of the block into a :class:`SaveError`.
+    """Convert an ``OSError`` of the block to a :class:`SaveError` that names ``path``.
 
     Args:
-      path: The path that the error names.
-      what_is_left: Returns the end of the message: what the user still has, or can do.
+      path: The path.
+      what_is_left: Returns the end of the message: which data the user still has, or a remedy.
     """
     try:
         yield
@@ -366,7 +289,7 @@ def saving(path: str | os.PathLike, what_is_left: Callable[[], str]) -> Iterator
 
 @contextlib.contextmanager
 def loading(path: str | os.PathLike) -> Iterator[None]:
-    """Turn every error that the content of a file can cause into a :class:`LoadError` that names ``path``."""
+    """Convert every error that the content of a file can cause to a :class:`LoadError` that names ``path``."""
     try:
         yield
     except LoadError:
@@ -385,7 +308,7 @@ def make_folder(folder: str | os.PathLike) -> None:
 
 
 def sync_folder(folder: str | os.PathLike) -> None:
-    """Make the names in a folder durable, where the system supports it."""
+    """Flush the names in a folder to the disk, where the system supports it."""
     if os.name != "posix":
         return
     with contextlib.suppress(PermissionError):

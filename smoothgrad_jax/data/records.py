@@ -82,10 +82,10 @@ def with_field(source: Source, line: int, names: list[str], texts: list[str]) ->
     """Return the source with the name of the field that is the text.
 
     Args:
-      source: The source, with the field that the user asked for, if any.
+      source: The source, with the field that the user requires, if any.
       line: The line of the first record.
       names: The fields of the first record.
-      texts: Those of them that can be the text.
+      texts: The fields that can be the text.
 
     Raises:
       CorpusError: If there is no such field, or if it is unclear which one is the text.
@@ -95,7 +95,7 @@ def with_field(source: Source, line: int, names: list[str], texts: list[str]) ->
         likely = [name for name in _FIELDS if name in texts]
         if not likely and len(texts) != 1:
             problem = f"expected a field {', '.join(_FIELDS[:-1])} or {_FIELDS[-1]}, got {listed(names)}"
-            raise corpus_error(path, f"{problem}; pass field= with the one that is the text", line)
+            raise corpus_error(path, f"{problem}; pass field= with the one that is the text", line, "field")
         field = (likely or texts)[0]
     elif field not in names:
         raise corpus_error(path, f"expected the field {field!r}, got {listed(names)}", line)

@@ -1,4 +1,4 @@
-"""Which documents a minibatch has, and minibatches that are prepared in the background.
+"""Draw the documents of minibatches, and prepare minibatches in a background thread.
 
 The documents of a minibatch are a function of the key and the step alone: a run continues from any step without a
 stored state of the sampler.
@@ -33,8 +33,8 @@ def sample(key: jax.Array, step: int, num_docs: int, batch_size: int, *, replace
       num_docs: D.
       batch_size: B.
       replace: Draw uniformly with replacement, as in the paper. Otherwise every pass over the corpus has its own random
-        order, and the sequence of passes is cut into pieces of B documents: a minibatch may contain the end of one pass
-        and the beginning of the next. The order of one pass is kept in memory, with four bytes per document.
+        order, and a minibatch may contain the end of one pass and the beginning of the next. The order of one pass
+        needs four bytes of memory per document.
 
     Returns:
       [B] document numbers, a function of the arguments alone.
@@ -64,9 +64,9 @@ def prefetch(
     """Compute ``map(function, items)`` in a background thread.
 
     Args:
-      function: What is computed per item.
-      items: The items, which the background thread iterates over.
-      depth: How many results are computed in advance.
+      function: The function to compute per item.
+      items: The items; the background thread iterates over them.
+      depth: The number of results that are computed in advance.
 
     Yields:
       The results, in order. An exception of the function or of the iterable is raised after the results that precede

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from smoothgrad_jax.data import compressed_files, formats
-from smoothgrad_jax.data.compressed_files import binary_error, corpus_error, decompress, plural, read_utf8, text_lines
+from smoothgrad_jax.data.compressed_files import CorpusError, corpus_error, decompress, plural, read_utf8, text_lines
 from smoothgrad_jax.data.count_blocks import Block
 
 _HEAD_BYTES = 2**16  # the part of a file from which its format is recognised
@@ -48,8 +48,7 @@ Document = TypeVar("Document")
 class Source(NamedTuple):
     """Files that form one corpus, recognised but not yet read; made by :func:`open_source`.
 
-    A source can be read any number of times. Every line is checked when it is read: an error is raised after the
-    documents that precede it.
+    A source can be read any number of times. Every line is checked when it is read.
 
     Attributes:
       paths: The files; "files" may be folders, and "folder" is one.
@@ -59,7 +58,7 @@ class Source(NamedTuple):
       field: The name of the text in jsonl, csv and tsv.
       encoding: The encoding of texts.
       first_id: The id of the first word (in uci and mm also of the first document), if given.
-      sort: Whether to sort triplets in any case.
+      sort: Whether to sort triplets without inspecting their order.
     """
 
     paths: tuple[Path, ...]
@@ -77,10 +76,9 @@ class Source(NamedTuple):
         return formats.get(self.format).texts is not None
 
     def texts(self) -> Iterator[str]:
-        """Yield the documents. Blank lines of "text" are not documents; an empty record or file is an empty document.
+        """Yield the documents of a source of text, or raise :class:`CorpusError`.
 
-        Raises:
-          CorpusError: If the format is not text, a line cannot be read, or there are no documents.
+        Blank lines of "text" are not documents; an empty record or file is an empty document.
         """
         read = formats.get(self.format).texts
         if read is None:
@@ -88,11 +86,10 @@ class Source(NamedTuple):
         return _at_least_one(self, read(self))
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the documents in blocks of about a million entries, or of a million documents.
+        """Yield the documents of a source of counts, in blocks of about a million entries or documents.
 
         Raises:
-          CorpusError: If the format is not counts, an entry cannot be read or contradicts a header, or there are no
-            documents.
+          CorpusError: If an entry cannot be read or contradicts a header, or there are no documents.
         """
         read = formats.get(self.format).blocks
         if read is None:
@@ -136,7 +133,7 @@ class Head:
             raise corpus_error(self.path, "is a tar archive; unpack it first")
         text = _first_bytes(read_utf8(self.path, self._encoding, _HEAD_BYTES)) if self.raw else b""
         if b"\0" in text:
-            raise binary_error(self.path)
+            raise compressed_files.binary_error(self.path)
         return text
 
     @cached_property
@@ -167,51 +164,45 @@ def open_source(
 
     Args:
       paths: A file or folder, or several, which form one corpus in the given order and have one format.
-      format: The name of a format; recognised from the content if not given. A folder in a format other than "files"
-        and "folder" means the files in it.
-      field: Which field of jsonl, or column of csv and tsv, is the text. If not given: the first of "text", "body",
+      format: The name of a format, by default recognised from the content. A folder in a format other than "files" and
+        "folder" stands for the files in it.
+      field: The field of jsonl, or column of csv and tsv, with the text. By default the first of "text", "body",
         "abstract", "content" that exists, or the only one that contains text.
-      vocabulary: A file with one word per line, or the words. If not given, counts use ``vocab.X.txt`` in the folder of
+      vocabulary: A file with one word per line, or the words. By default, counts use ``vocab.X.txt`` in the folder of
         ``docword.X.txt``, and ``vocab.txt`` or ``vocabulary.txt`` in the folder of other files; False uses none.
-      first_id: Whether the ids in the file count from 0 or from 1. If not given: 1 for uci and mm. For ldac and
-        svmlight 0, unless there is a vocabulary of V words, no id 0, and an id V.
+      first_id: The first id in the file, 0 or 1. By default 1 for uci and mm; for ldac and svmlight 0, unless there is
+        a vocabulary of V words, no id 0, and an id V.
       encoding: The encoding of texts.
       sort: Sort triplets by document, without inspecting their order first.
 
-    Returns:
-      A :class:`Source`.
-
     Raises:
       CorpusError: If a file is missing, empty, binary, or of another format than the others; a header is wrong; the
-        vocabulary has the wrong length; or the format has no such option.
-      ValueError: If an argument has an unknown value.
+        vocabulary has the wrong length; the format has no such option; or an option has an unknown value.
     """
     if format is not None and format not in formats.NAMES:
-        raise ValueError(f"format: expected one of {', '.join(formats.NAMES)}; got {format!r}")
+        raise CorpusError(f"format: expected one of {', '.join(formats.NAMES)}; got {format!r}", "format")
     if first_id not in (None, 0, 1):
-        raise ValueError(f"first_id: expected 0 or 1; got {first_id!r}")
+        raise CorpusError(f"first_id: expected 0 or 1; got {first_id!r}", "first_id")
     _check_encoding(encoding)
     found = [Path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
     if not found:
-        raise ValueError("expected at least one file")
+        raise CorpusError("expected at least one file")
     if format not in (None, "files", "folder"):
         found = [file for path in found for file in (files_in(path) if os.path.isdir(path) else [path])]
-    kinds = [format or _recognise(path, field, encoding) for path in found]
+    kinds = [format or recognise(path, field, encoding) for path in found]
     for path, kind in zip(found, kinds, strict=True):
         if kind != kinds[0]:
-            problem = f"expected {kinds[0]} as in {found[0]}, got {kind}"
-            raise corpus_error(path, f"{problem}; if that is wrong, pass format=")
+            problem = f"expected {kinds[0]} as in {found[0]}, got {kind}; if that is wrong, pass format="
+            raise corpus_error(path, problem, option="format")
     source = Source(tuple(found), kinds[0], None, None, field, encoding, first_id, sort)
     entry = formats.get(source.format)
     for name, value in (("field", field), ("first_id", first_id), ("sort", sort or None)):
         if value is not None and name not in entry.options:
-            problem = (
-                f"has no field {field!r}: it is recognised as" if name == "field" else f"{name} has no meaning for"
-            )
-            raise corpus_error(found[0], f"{problem} {source.format}")
-    if entry.prepare is not None:
-        source = entry.prepare(source)
-    return _with_vocabulary(source, vocabulary)
+            problem = f"has no field {field!r}: it is recognised as"
+            if name != "field":
+                problem = f"{name}={value} has no meaning for"
+            raise corpus_error(found[0], f"{problem} {source.format}", option=name)
+    return _with_vocabulary(entry.prepare(source) if entry.prepare else source, vocabulary)
 
 
 def recognise(path: str | os.PathLike, field: str | None = None, encoding: str = "utf-8") -> str:
@@ -226,7 +217,17 @@ def recognise(path: str | os.PathLike, field: str | None = None, encoding: str =
       CorpusError: If the file is missing, empty or binary, or of a known format that cannot be read.
     """
     _check_encoding(encoding)
-    return _recognise(Path(path), field, encoding)
+    path = Path(path)
+    head = Head(path, field, encoding)
+    if not head.raw and not head.is_folder:
+        raise corpus_error(path, "expected documents, got an empty file")
+    name = _first_format(head)
+    if name == "files":
+        _check_texts(path, field, encoding)
+    elif name == "text" and path.suffix == ".json" and re.match(rb"\[\s*[\[{\"]", b"".join(head.lines[:1])):
+        problem = 'expected JSON lines, got an array; write one object per line, or pass format="text"'
+        raise corpus_error(path, problem, option="format")
+    return name
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -257,33 +258,22 @@ def _check_encoding(encoding: str) -> None:
     try:
         "".encode(encoding)
     except (LookupError, UnicodeError, ValueError):
-        raise ValueError(f"encoding: expected the name of a text encoding, got {encoding!r}") from None
+        raise CorpusError(f"encoding: expected the name of a text encoding, got {encoding!r}", "encoding") from None
 
 
-def _recognise(path: Path, field: str | None, encoding: str) -> str:
-    head = Head(path, field, encoding)
-    if not head.raw and not head.is_folder:
-        raise corpus_error(path, "expected documents, got an empty file")
-    name = next(name for name in formats.by_priority() if formats.get(name).recognise(head))
-    if name == "files":
-        _check_texts(path, field, encoding)
-    elif name == "text" and path.suffix == ".json" and re.match(rb"\[\s*[\[{\"]", b"".join(head.lines[:1])):
-        problem = "expected JSON lines, got an array; write one object per line"
-        raise corpus_error(path, f'{problem}, or pass format="text"')
-    return name
+def _first_format(head: Head) -> str:
+    return next(name for name in formats.by_priority() if formats.get(name).recognise(head))
 
 
 def _check_texts(folder: Path, field: str | None, encoding: str) -> None:
-    """Refuse a folder whose first file is obviously not one text."""
+    """Raise an error if the first file of a folder is not plain text."""
     first = files_in(folder)[0]
     head = Head(first, field, encoding)
-    if not head.raw:
-        return
-    inside = next(name for name in formats.by_priority() if formats.get(name).recognise(head))
+    inside = _first_format(head) if head.raw else "text"
     if inside == "jsonl" or formats.get(inside).blocks is not None:
         problem = f"a folder of documents, one per file, but {first.name} is recognised as {inside}"
         advice = f'the format "{inside}" for all files of the folder, or "files" to read each file as a text'
-        raise corpus_error(folder, f"{problem}; pass the files that you mean, or {advice}")
+        raise corpus_error(folder, f"{problem}; pass the files themselves, or {advice}")
 
 
 def _first_bytes(chunks: Iterator[bytes]) -> bytes:
@@ -298,16 +288,17 @@ def _first_bytes(chunks: Iterator[bytes]) -> bytes:
 def _with_vocabulary(source: Source, given: str | os.PathLike | Iterable[str] | bool | None) -> Source:
     """Return the source with its vocabulary, whose length must be V if that is declared."""
     if source.format == "folder" and given not in (None, False):
-        raise corpus_error(source.paths[0], "a corpus folder has its own vocabulary; leave it out")
+        raise corpus_error(source.paths[0], "a corpus folder has its own vocabulary; omit it")
     if given is None and not source.is_text and source.format != "folder":
         given = _find_vocabulary(source.paths)
     if given is None or isinstance(given, bool):
         return source
-    declared, name = source.num_words, str(given) if isinstance(given, str | os.PathLike) else "the vocabulary"
+    declared = source.num_words
     if isinstance(given, str | os.PathLike):
+        name = str(given)
         words, count = _read_vocabulary(Path(given), source.encoding, declared)
     else:
-        words = [str(word) for word in given]
+        name, words = "the vocabulary", [str(word) for word in given]
         count = len(words)
     if not words:
         raise corpus_error(name, "expected one word per line, got none")
@@ -328,9 +319,8 @@ def _read_vocabulary(path: Path, encoding: str, max_words: int | None) -> tuple[
             raise corpus_error(path, "expected a word, got a blank line", blank)
         count, length = count + 1, length + len(word)
         if length > _MAX_VOCABULARY:
-            raise corpus_error(
-                path, f"expected words of at most {_MAX_VOCABULARY:,} characters in all, got more", number
-            )
+            problem = f"expected words of at most {_MAX_VOCABULARY:,} characters in all, got more"
+            raise corpus_error(path, problem, number)
         if max_words is None or count <= max_words:
             words.append(word)
     return words, count

@@ -1,7 +1,7 @@
-"""Count the tokens of texts, chunk by chunk, in one or several processes; and choose the words that are kept.
+"""Tokenize and count texts in chunks, in one or several processes, and select the vocabulary.
 
-scikit-learn's ``CountVectorizer`` defines the tokens. Texts are a stream: a chunk of about a million characters is
-counted at a time, and its words are numbered for that chunk alone, so that any process can count any chunk.
+scikit-learn's ``CountVectorizer`` defines the tokens. A chunk has about a million characters. Word numbers are local to
+a chunk, so that processes count chunks independently.
 
 | option            | default                             | why                                                       |
 |-------------------|-------------------------------------|-----------------------------------------------------------|
@@ -28,12 +28,11 @@ import warnings
 from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +43,16 @@ from smoothgrad_jax.data.compressed_files import CorpusError
 WORD = r"(?u)\b[^\W\d_][^\W_]{2,}\b"  # three or more letters or digits, the first a letter
 
 _CHUNK = 1 << 20  # characters per chunk
-_SERIAL_CHUNKS = 32  # chunks that this process counts before it starts others, each of which imports scikit-learn
+_SERIAL_CHUNKS = 32  # chunks counted before worker processes start, because each worker imports scikit-learn
+
+
+class TokenOptions(TypedDict, total=False):
+    """Options that define a token; :func:`tokens` describes them."""
+
+    lowercase: bool
+    token_pattern: str
+    stop_words: str | os.PathLike | Iterable[str] | None
+    ngram_range: Sequence[int]
 
 
 class Tokens(NamedTuple):
@@ -60,8 +68,8 @@ class Chunk(NamedTuple):
     """Counts of some documents in CSR form.
 
     Attributes:
-      words: The words; entry ``indices[i]`` is the word ``words[indices[i]]``.
-      indptr: Document d has the entries indptr[d] … indptr[d + 1] − 1, one per distinct word, in no special order.
+      words: The distinct words.
+      indptr: Document d has the entries indptr[d] … indptr[d + 1] − 1, one per distinct word, in any order.
       indices: Positions in ``words``.
       data: Counts.
     """
@@ -93,7 +101,7 @@ class CountedTexts(NamedTuple):
 
     Attributes:
       counts: [D, V] scipy CSR, as ``CountVectorizer(vocabulary=…).transform`` returns it.
-      outside: Tokens that are not in the vocabulary.
+      outside: The number of tokens that are not in the vocabulary.
       lost: Documents that have tokens, but none of the vocabulary.
     """
 
@@ -108,7 +116,7 @@ def tokens(
     stop_words: str | os.PathLike | Iterable[str] | None = "english",
     ngram_range: Sequence[int] = (1, 1),
 ) -> Tokens:
-    """Check the definition of a token.
+    """Return a checked definition of a token.
 
     Args:
       lowercase: Whether *Star* and *star* are one word.
@@ -116,20 +124,16 @@ def tokens(
       stop_words: ``"english"``, None, words, or the path of a file with one word per line.
       ngram_range: The shortest and the longest sequence of tokens that is a word.
 
-    Returns:
-      :class:`Tokens`.
-
     Raises:
-      ValueError: If an option is not usable; the message names it.
-      CorpusError: If the file of stop words cannot be read.
+      CorpusError: If an option is not usable, or the file of stop words cannot be read.
       ImportError: If scikit-learn is missing.
     """
     try:
         groups = re.compile(token_pattern).groups
     except (re.error, TypeError) as error:
-        raise ValueError(f"token_pattern: {token_pattern!r} is not a regular expression: {error}") from None
+        raise _option_error("token_pattern", f"{token_pattern!r} is not a regular expression: {error}") from None
     if groups > 1:
-        raise ValueError(f"token_pattern: expected at most one group in {token_pattern!r}, got {groups}")
+        raise _option_error("token_pattern", f"expected at most one group in {token_pattern!r}, got {groups}")
     stops: str | tuple[str, ...] | None = None
     if stop_words == "english":
         stops = "english"
@@ -138,21 +142,21 @@ def tokens(
         stops = tuple(sorted(set(_check_words(words, "stop_words"))))
     lengths = tuple(ngram_range)
     if len(lengths) != 2 or not all(isinstance(n, Integral) for n in lengths) or not 1 <= lengths[0] <= lengths[1]:
-        raise ValueError(f"ngram_range: expected (shortest, longest), 1 ≤ shortest ≤ longest; got {lengths}")
+        raise _option_error("ngram_range", f"expected (shortest, longest), 1 ≤ shortest ≤ longest; got {lengths}")
     result = Tokens(bool(lowercase), token_pattern, stops, (int(lengths[0]), int(lengths[1])))
     _analyzer(result)
     return result
 
 
-def read_words(path: str | os.PathLike, what: str = "vocabulary") -> list[str]:
+def read_words(path: str | os.PathLike, content: str = "vocabulary") -> list[str]:
     """Read a file with one word per line; blanks around words and empty lines at the end are ignored."""
     path = Path(path)
     try:
         lines = path.read_bytes().decode("utf-8-sig").rstrip().split("\n")
     except OSError as error:
-        raise CorpusError(f"{path}: expected a file of {what}, one word per line: {error.strerror}") from None
+        raise CorpusError(f"{path}: expected a file of {content}, one word per line: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise CorpusError(f"{path}: expected {what} in UTF-8: {error.reason} at byte {error.start}") from None
+        raise CorpusError(f"{path}: expected {content} in UTF-8: {error.reason} at byte {error.start}") from None
     return [line.strip() for line in lines] if lines != [""] else []
 
 
@@ -160,11 +164,9 @@ def check_vocabulary(words: str | os.PathLike | Iterable[str]) -> list[str]:
     """Return a vocabulary, given as words or as the path of a file, as a list of distinct words.
 
     Raises:
-      CorpusError: If the vocabulary is empty, or contains a word twice.
-      ValueError: If it contains something that is not a string.
+      CorpusError: If the vocabulary is empty, or contains a word twice or something that is not a string.
     """
-    path = words if isinstance(words, str | os.PathLike) else None
-    name = "vocabulary" if path is None else str(path)
+    name = str(words) if isinstance(words, str | os.PathLike) else "vocabulary"
     vocabulary = _check_words(read_words(words) if isinstance(words, str | os.PathLike) else words, "vocabulary")
     if not vocabulary:
         raise CorpusError(f"{name}: expected at least one word")
@@ -176,10 +178,10 @@ def check_vocabulary(words: str | os.PathLike | Iterable[str]) -> list[str]:
     return vocabulary
 
 
-def count_chunk(texts: Sequence[str], what: Tokens) -> Chunk:
+def count_chunk(texts: Sequence[str], definition: Tokens) -> Chunk:
     """Count the tokens of a few texts; the words are numbered in order of appearance."""
-    analyze = _analyzer(what)
-    # As a factory, numbers.__len__ would be a reference cycle, which delays the release of the memory.
+    analyze = _analyzer(definition)
+    # numbers.__len__ as the factory would create a reference cycle and delay the release of memory.
     numbers: defaultdict[str, int] = defaultdict(itertools.count().__next__)
     flat, ends = array("i"), np.zeros(len(texts) + 1, np.int64)
     for i, text in enumerate(texts, start=1):
@@ -195,33 +197,33 @@ def count_chunk(texts: Sequence[str], what: Tokens) -> Chunk:
     return Chunk(words, indptr, indices.astype(np.int32), counts.astype(np.int32))
 
 
-def count_stream(texts: Iterable[str], what: Tokens, jobs: int | None = None) -> Generator[Chunk]:
+def count_stream(texts: Iterable[str], definition: Tokens, jobs: int | None = None) -> Generator[Chunk]:
     """Count any number of texts, one chunk at a time.
 
     Args:
-      texts: The documents, which are read when they are needed.
-      what: The definition of a token.
-      jobs: The number of processes. By default this process counts the first 32 million characters alone, and then one
-        process per core is started; 1 starts none. The processes do not import JAX and do not run the caller's script.
-        If they cannot be started, or are killed, this process continues alone.
+      texts: The documents.
+      definition: The definition of a token.
+      jobs: The number of processes; 1 starts no worker. By default one worker per core, started after 32 million
+        characters. Workers import neither JAX nor the caller's script. If workers cannot start or are killed, this
+        process counts the remaining texts.
 
     Yields:
-      A :class:`Chunk` per part of the texts, in order. At most twice as many chunks as processes exist at a time.
+      Counts of consecutive texts, in order. About two chunks per process are in memory.
     """
     if jobs is not None and (not isinstance(jobs, Integral) or jobs < 1):
-        raise ValueError(f"jobs: expected an integer number of processes, at least 1, or None; got {jobs!r}")
+        raise _option_error("jobs", f"expected an integer number of processes, at least 1, or None; got {jobs!r}")
     serial, workers = (_SERIAL_CHUNKS, _num_cores()) if jobs is None else (0, int(jobs))
     pool, finished = None, False
-    waiting: deque[tuple[list[str], Future[Chunk] | None]] = deque()
+    waiting: deque[Callable[[], Chunk]] = deque()
     try:
-        for number, texts_of_chunk in enumerate(_cut(texts)):
+        for number, chunk in enumerate(_chunks(texts)):
             if number == serial and workers > 1:
-                pool = _start(workers)
-            waiting.append((texts_of_chunk, _submit(pool, texts_of_chunk, what)))
+                pool = _start_pool(workers)
+            waiting.append(_submit(pool, chunk, definition))
             if pool is None or len(waiting) > 2 * workers:
-                yield _result(waiting.popleft(), what)
+                yield waiting.popleft()()
         while waiting:
-            yield _result(waiting.popleft(), what)
+            yield waiting.popleft()()
         finished = True
     finally:
         if pool is not None:
@@ -230,54 +232,40 @@ def count_stream(texts: Iterable[str], what: Tokens, jobs: int | None = None) ->
 
 def count_texts(
     texts: Iterable[str],
-    vocabulary: Sequence[str],
+    vocabulary: Sequence[str] | str | os.PathLike,
     *,
-    lowercase: bool = True,
-    token_pattern: str = WORD,
-    stop_words: str | os.PathLike | Iterable[str] | None = "english",
-    ngram_range: Sequence[int] = (1, 1),
     jobs: int | None = None,
+    **options: Unpack[TokenOptions],
 ) -> CountedTexts:
     """Count texts in memory with a given vocabulary, for example new documents for an existing model.
 
     Args:
       texts: The documents.
       vocabulary: V distinct words, or the path of a file with one word per line.
-      lowercase: As in :func:`tokens`, like the next three.
-      token_pattern: The regular expression of a token.
-      stop_words: Tokens that are ignored, and are not counted as outside of the vocabulary.
-      ngram_range: The lengths of sequences of tokens that are words.
       jobs: As in :func:`count_stream`.
-
-    Returns:
-      :class:`CountedTexts`.
+      **options: As in :func:`tokens`. Stop words are not counted as outside of the vocabulary.
 
     Raises:
-      ValueError, CorpusError, ImportError: As in :func:`tokens` and :func:`check_vocabulary`.
+      CorpusError, ImportError: As in :func:`tokens` and :func:`check_vocabulary`.
 
     Example:
       >>> counted = count_texts(["A star, a brighter star", "the moon"], ["planet", "star"])
       >>> counted.counts.toarray().tolist(), counted.outside, counted.lost
       ([[0, 2], [0, 0]], 2, 1)
     """
-    what = tokens(lowercase, token_pattern, stop_words, ngram_range)
-    words = check_vocabulary(vocabulary)
+    definition, words = tokens(**options), check_vocabulary(vocabulary)
     numbers = {word: i for i, word in enumerate(words)}
-    parts = [renumber(chunk, numbers) for chunk in count_stream(_check_texts(texts), what, jobs)]
-    lengths, indices, data = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)], [np.zeros(0, np.int64)]
-    for part in parts:
-        lengths.append(np.diff(part.indptr))
-        indices.append(part.indices)
-        data.append(part.data)
-    indptr = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
-    shape = (len(indptr) - 1, len(words))
-    counts = scipy.sparse.csr_array((np.concatenate(data), np.concatenate(indices), indptr), shape, np.int64)
+    parts = [renumber(chunk, numbers) for chunk in count_stream(_check_texts(texts), definition, jobs)]
+    matrices = [scipy.sparse.csr_array((0, len(words)), dtype=np.int64)]
+    for indptr, indices, data, *_ in parts:
+        matrices.append(scipy.sparse.csr_array((data, indices, indptr), (len(indptr) - 1, len(words)), np.int64))
+    counts = scipy.sparse.vstack(matrices, format="csr")
     counts.sort_indices()
     return CountedTexts(counts, outside=sum(part.outside for part in parts), lost=sum(part.lost for part in parts))
 
 
 def renumber(chunk: Chunk, numbers: dict[str, int]) -> Kept:
-    """Return a chunk with the numbers that its words have in a vocabulary, without the other words."""
+    """Replace the word numbers of a chunk by ids of a vocabulary, and drop words outside the vocabulary."""
     number = np.fromiter((numbers.get(word, -1) for word in chunk.words), np.int32, len(chunk.words))
     return keep_entries(chunk.indptr, number[chunk.indices], chunk.data)
 
@@ -292,21 +280,31 @@ def keep_entries(indptr: npt.NDArray, indices: npt.NDArray, data: npt.NDArray) -
     return Kept(ends, indices[keep], data[keep], data[~keep].sum().item(), int(lost))
 
 
-def check_limits(min_df: Any, max_df: Any, max_features: Any) -> None:
-    """Check the options by which words are chosen, before anything is read."""
+def check_limits(min_df: float | str, max_df: float | str, max_features: int | str | None) -> None:
+    """Check the vocabulary limits.
+
+    Raises:
+      CorpusError: If an option is not usable.
+    """
+
+    def is_number(value: object) -> bool:
+        return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
+
     for name, value in (("min_df", min_df), ("max_df", max_df)):
-        number = isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
         fraction = isinstance(value, Real) and not isinstance(value, Integral) and 0 <= float(value) <= 1
-        if value != "auto" and not number and not fraction:
+        if value != "auto" and not is_number(value) and not fraction:
             expected = "an integer number of documents (at least 1), a fraction from 0.0 to 1.0, or 'auto'"
-            raise ValueError(f"{name}: expected {expected}; got {value!r}")
-    number = isinstance(max_features, Integral) and not isinstance(max_features, bool) and int(max_features) >= 1
-    if max_features is not None and max_features != "auto" and not number:
-        raise ValueError(f"max_features: expected an integer number of words, None or 'auto'; got {max_features!r}")
+            raise _option_error(name, f"expected {expected}; got {value!r}")
+    if max_features not in (None, "auto") and not is_number(max_features):
+        raise _option_error(
+            "max_features", f"expected an integer number of words, None or 'auto'; got {max_features!r}"
+        )
 
 
-def set_limits(num_docs: int, min_df: Any, max_df: Any, max_features: Any) -> dict[str, Any]:
-    """Return the options by which words are chosen, with numbers instead of ``"auto"``; see the table above."""
+def set_limits(
+    num_docs: int, min_df: float | str, max_df: float | str, max_features: int | str | None
+) -> dict[str, Any]:
+    """Return the vocabulary limits with numbers instead of ``"auto"``; see the table of this module."""
     if min_df == "auto":
         min_df = min(max(num_docs // 100, 1), 5)
     if max_df == "auto":
@@ -315,14 +313,9 @@ def set_limits(num_docs: int, min_df: Any, max_df: Any, max_features: Any) -> di
 
 
 def choose_words(
-    frequency: npt.NDArray,
-    total: npt.NDArray,
-    num_docs: int,
-    min_df: float,
-    max_df: float,
-    max_features: int | None,
+    frequency: npt.NDArray, total: npt.NDArray, num_docs: int, min_df: float, max_df: float, max_features: int | None
 ) -> npt.NDArray[np.bool_]:
-    """Choose the words that are kept, as ``CountVectorizer`` does.
+    """Select the vocabulary as ``CountVectorizer`` does.
 
     Args:
       frequency: The document frequency of each word, words in alphabetical order.
@@ -336,18 +329,17 @@ def choose_words(
       Whether each word is kept.
 
     Raises:
-      CorpusError: If no word is left; the message says which option to relax.
+      CorpusError: If no word is left; the message names the option to relax.
     """
     low = min_df if isinstance(min_df, Integral) else min_df * num_docs
     high = max_df if isinstance(max_df, Integral) else max_df * num_docs
-    asked = f"min_df={min_df} asks for {low:g} documents or more, max_df={max_df} for {high:g} or fewer, of {num_docs}"
+    limits = f"min_df={min_df} requires {low:g} documents or more, max_df={max_df} {high:g} or fewer, of {num_docs}"
     if high < low:
         change = "lower min_df" if high >= num_docs else "lower min_df or raise max_df"
-        raise CorpusError(f"no word can be left: {asked}; {change}")
+        raise CorpusError(f"no word can be left: {limits}; {change}", "min_df", "max_df")
     if not frequency.any():
-        raise CorpusError(
-            f"none of the {num_docs} documents has a word: try another token_pattern, or fewer stop_words"
-        )
+        problem = f"none of the {num_docs} documents has a word: try another token_pattern, or fewer stop_words"
+        raise CorpusError(problem, "token_pattern", "stop_words")
     mask = (frequency >= low) & (frequency <= high)
     if not mask.any():
         if not (frequency >= low).any():
@@ -356,21 +348,23 @@ def choose_words(
             change = f"raise max_df: the rarest word is in {frequency[frequency > 0].min()}"
         else:
             change = "lower min_df or raise max_df"
-        raise CorpusError(f"none of {np.count_nonzero(frequency)} different words is left: {asked}; {change}")
+        problem = f"none of {np.count_nonzero(frequency)} distinct words is left: {limits}; {change}"
+        raise CorpusError(problem, "min_df", "max_df")
     if max_features is not None and np.count_nonzero(mask) > max_features:
         # The same call on the same numbers as in CountVectorizer, so that ties are resolved in the same way.
-        best = (-total[mask]).argsort()[:max_features]
-        chosen = np.flatnonzero(mask)[best]
-        mask = np.zeros_like(mask)
-        mask[chosen] = True
+        mask[np.delete(np.flatnonzero(mask), (-total[mask]).argsort()[:max_features])] = False
     return mask
+
+
+def _option_error(name: str, problem: str) -> CorpusError:
+    return CorpusError(f"{name}: {problem}", name)
 
 
 def _check_words(words: Iterable[str], name: str) -> list[str]:
     words = list(words)
     for i, word in enumerate(words):
         if not isinstance(word, str):
-            raise ValueError(f"{name}: expected words, got {word!r} as word {i + 1}")
+            raise _option_error(name, f"expected words, got {word!r} as word {i + 1}")
     return words
 
 
@@ -384,15 +378,15 @@ def _check_texts(texts: Iterable[str]) -> Iterator[str]:
 
 
 @lru_cache(maxsize=8)
-def _analyzer(what: Tokens) -> Callable[[str], list[str]]:
+def _analyzer(definition: Tokens) -> Callable[[str], list[str]]:
     try:
         from sklearn.feature_extraction.text import CountVectorizer
     except ImportError:
         raise ImportError('text is counted with scikit-learn: pip install "smoothgrad_jax[sklearn]"') from None
-    return CountVectorizer(**what._asdict()).build_analyzer()
+    return CountVectorizer(**definition._asdict()).build_analyzer()
 
 
-def _cut(texts: Iterable[str]) -> Iterator[list[str]]:
+def _chunks(texts: Iterable[str]) -> Iterator[list[str]]:
     """Yield lists of texts of about _CHUNK characters."""
     chunk: list[str] = []
     size = 0
@@ -429,7 +423,7 @@ def _initialize_worker() -> None:
     warnings.simplefilter("ignore")
 
 
-def _start(jobs: int) -> Any:
+def _start_pool(jobs: int) -> Any:
     """Return a pool of processes, or None if the system cannot start any."""
     # loky's processes, unlike those of the standard library, do not import the caller's script.
     try:
@@ -445,18 +439,15 @@ def _start(jobs: int) -> Any:
         return None
 
 
-def _submit(pool: Any, chunk: list[str], what: Tokens) -> Future[Chunk] | None:
-    """Return the future counts of a chunk, or None if this process has to count it."""
-    try:
-        with _interrupts_blocked():
-            return pool and pool.submit(count_chunk, chunk, what)
-    except (BrokenProcessPool, OSError):
-        return None
+def _submit(pool: Any, texts: list[str], definition: Tokens) -> Callable[[], Chunk]:
+    """Return a function that returns the counts of texts. This process counts them if the pool cannot."""
+    future = None
+    with contextlib.suppress(BrokenProcessPool, OSError), _interrupts_blocked():
+        future = pool and pool.submit(count_chunk, texts, definition)
 
+    def result() -> Chunk:
+        with contextlib.suppress(BrokenProcessPool):
+            return count_chunk(texts, definition) if future is None else future.result()
+        return count_chunk(texts, definition)
 
-def _result(submitted: tuple[list[str], Future[Chunk] | None], what: Tokens) -> Chunk:
-    chunk, future = submitted
-    try:
-        return count_chunk(chunk, what) if future is None else future.result()
-    except BrokenProcessPool:
-        return count_chunk(chunk, what)
+    return result

@@ -64,28 +64,6 @@ def exponent(x: jax.Array) -> jax.Array:
     return _rest(x) - 1 / x
 
 
-def exp_digamma(x: jax.Array) -> jax.Array:
-    """exp ψ(x) for x > 0, with a relative error below 2e-6 in float32 and 1e-12 in float64.
-
-    It is x − ½ for large x and exp(−1/x) for small x, and 0 where that is too small for a float (x < 0.01 in float32).
-    """
-    x = _float(x)
-    # 1/x may be 100, and half a unit in its last place would then be an error of 4e-6 in exp(−1/x). So 1/x = t + d with
-    # t so short that t·x is exact in two halves, and d the rest.
-    z = jnp.maximum(x, 1e-3)  # exp(−1000) is 0 in every float
-    t = _short(1 / z)
-    high = _short(z)
-    d = ((1 - t * high) - t * (z - high)) / z
-    # exp(e) = exp(s) (1 + r) with s + r = (rest − d) − t exactly; exp(s) as a square, so that it is not lost below the
-    # smallest float before it is multiplied by x + c
-    rest = _rest(x) - d
-    s = rest - t
-    back = s - rest
-    r = (rest - (s - back)) - (t + back)
-    root = jnp.exp(s / 2)
-    return ((x + SHIFT) * root) * (root * (1 + r))
-
-
 def exp(x: jax.Array) -> jax.Array:
     """exp(x) for x ≤ 0, in half the time of ``jnp.exp`` in float32; not below the smallest float.
 
@@ -104,23 +82,6 @@ def digamma(x: jax.Array) -> jax.Array:
     """ψ(x) for x > 0; E[log g] of a Gamma(x, 1) variable g."""
     x = _float(x)
     return jnp.log(x + SHIFT) + exponent(x)
-
-
-def expected_log(a: jax.Array, axis: int = -1) -> jax.Array:
-    """E[log x] under Dirichlet(a): ψ(a_k) − ψ(Σ_j a_j)."""
-    a = _float(a)
-    return digamma(a) - digamma(a.sum(axis, keepdims=True))
-
-
-def exp_expected_log(a: jax.Array, axis: int = -1) -> jax.Array:
-    """exp E[log x] under Dirichlet(a), from 0 to 1; formed as one exponential, so that 0/0 cannot occur.
-
-    The relative error is that of a float the size of the exponent: 1e-6 in float32 unless a is below 0.1, and 1e-3 for
-    a = 1e-4, where the last bit of a itself is worth as much.
-    """
-    a = _float(a)
-    total = a.sum(axis, keepdims=True)
-    return (a + SHIFT) / (total + SHIFT) * jnp.exp(exponent(a) - exponent(total))
 
 
 def kl_divergence(a: jax.Array, b: jax.Array, axis: int = -1) -> jax.Array:
@@ -187,12 +148,6 @@ def _polynomial(coefficients, x):
     for c in reversed(coefficients[:-1]):
         total = total * x + c
     return total
-
-
-def _short(x):
-    """x with half of its digits, so that a product of two such numbers is exact."""
-    kind = jnp.finfo(x.dtype)
-    return lax.reduce_precision(x, kind.nexp, math.ceil(kind.nmant / 2) - 1)
 
 
 def _smallest(x):

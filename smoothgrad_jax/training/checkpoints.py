@@ -228,11 +228,11 @@ def fingerprint(corpus: Corpus) -> str:
     Reads the corpus once, in chunks.
     """
     first, last = int(corpus.indptr[0]), int(corpus.indptr[-1])
-    crc = zlib.crc32(np.diff(corpus.indptr).astype(np.int64))
+    crc = zlib.crc32(np.diff(corpus.indptr).astype(np.int64).data)
     for start in range(first, last, _CHUNK):
         chunk = slice(start, min(start + _CHUNK, last))
-        crc = zlib.crc32(np.asarray(corpus.indices[chunk], np.int64), crc)
-        crc = zlib.crc32(np.asarray(corpus.data[chunk], np.float64), crc)
+        crc = zlib.crc32(np.asarray(corpus.indices[chunk], np.int64).data, crc)
+        crc = zlib.crc32(np.asarray(corpus.data[chunk], np.float64).data, crc)
     return f"{len(corpus.indptr) - 1}x{corpus.num_words}-{crc:08x}"
 
 

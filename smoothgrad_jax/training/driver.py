@@ -26,16 +26,16 @@ import numpy as np
 from smoothgrad_jax.core._threads import submit
 from smoothgrad_jax.core.adaptive import Adaptive
 from smoothgrad_jax.core.errors import OptionError
-from smoothgrad_jax.core.model import Model, ScoringModel, as_model
+from smoothgrad_jax.core.model import Model, ScoringModel, as_model, check_key
 from smoothgrad_jax.core.schedules import robbins_monro
 from smoothgrad_jax.core.svi import check_rho
-from smoothgrad_jax.core.types import LocalStep, PRNGKey, PyTree, Schedule, Warmup
+from smoothgrad_jax.core.types import ArrayLike, LocalStep, PRNGKey, PyTree, Schedule, Warmup
 from smoothgrad_jax.core.window import Window
 from smoothgrad_jax.data.corpus import Corpus
 from smoothgrad_jax.data.sampling import prefetch
 from smoothgrad_jax.training.engines import Engine, EngineOptions, WindowSpec, choose_engine
 from smoothgrad_jax.training.minibatches import Minibatches, Sampler, open_minibatches
-from smoothgrad_jax.training.settings import DEFAULTS, default_tau
+from smoothgrad_jax.training.settings import DEFAULTS, default_kappa, default_tau
 
 _REPORT_INTERVAL = 0.25  # seconds between two reports, unless the caller asks for a number of steps
 _SCHEDULE_CHUNK = 1024  # values of a schedule that are computed at a time
@@ -86,8 +86,8 @@ def fit(
     batch_size: int | None = None,
     key: PRNGKey | None = None,
     replace: bool = DEFAULTS.replace,
-    documents: Any = None,
-    held_out: Any = None,
+    documents: ArrayLike | None = None,
+    held_out: PyTree = None,
     score_every: int | None = None,
     report_every: int | None = None,
     prior: PyTree = None,
@@ -113,7 +113,8 @@ def fit(
       passes, steps, seconds: Limits; the first one that is reached ends the run. By default one pass. They count from
         here: a run that continues gets what is left.
       batch_size: B, for a corpus; by default D/32, at least 32 and at most 256.
-      key: Random key. It decides which documents are drawn, and what a model samples.
+      key: Random key. It decides which documents are drawn, and what a model samples. Batches that you supply need a
+        key only for a model that samples.
       replace: Whether to draw documents with replacement, as in the paper, instead of in shuffled passes.
       documents: Numbers of the documents of the corpus to learn from; by default all.
       held_out: Data to score, in the form that the model's ``split_held_out`` takes. For LDA: documents, or a pair
@@ -133,6 +134,7 @@ def fit(
       NotFiniteError: From the iterator, which keeps the last good state.
     """
     model = as_model(model, prior)
+    check_key(model, key)
     source = open_minibatches(data, model, batch_size, key, replace, documents)
     options = EngineOptions(window, warmup, slots, threads, key, source.num_words, source.entries_per_batch)
     _check_count("threads", threads)
@@ -142,7 +144,7 @@ def fit(
         engine,
         model,
         window=window,
-        rho=robbins_monro(default_tau(source.batches_per_pass), DEFAULTS.kappa) if rho is None else rho,
+        rho=robbins_monro(default_tau(source.batches_per_pass), default_kappa("variational")) if rho is None else rho,
         limits=_limits(source, passes, steps, seconds),
         held_out=_prepare_held_out(model, held_out, key, engine),
         score_every=_check_count("score_every", score_every),
@@ -169,7 +171,7 @@ class Training:
         window: WindowSpec,
         rho: float | Schedule,
         limits: Limits,
-        held_out: Any,
+        held_out: PyTree,
         score_every: int | None,
         report_every: int | None,
     ) -> None:
@@ -334,8 +336,12 @@ class Training:
 
 def _limits(source: Minibatches, passes: Any, steps: Any, seconds: Any) -> Limits:
     for name, value in (("passes", passes), ("steps", steps), ("seconds", seconds)):
+        if value is not None and (not isinstance(value, int | float | np.number) or isinstance(value, bool)):
+            raise OptionError(name, f"must be a number, got {value!r}")
         if value is not None and not value > 0:
             raise OptionError(name, f"must be positive, got {value}")
+    if steps not in (None, math.inf) and steps != int(steps):
+        raise OptionError("steps", f"must be a whole number or ∞, got {steps}")
     if passes is None and steps is None and seconds is None and source.sampler is not None:
         passes = 1
     if passes is not None and passes != math.inf and not source.num_docs > 0:
@@ -344,12 +350,12 @@ def _limits(source: Minibatches, passes: Any, steps: Any, seconds: Any) -> Limit
 
 
 def _check_count(name: str, value: Any) -> Any:
-    if value is not None and (not isinstance(value, int | np.integer) or value < 1):
+    if value is not None and (not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1):
         raise OptionError(name, f"must be a whole number of at least 1, got {value}")
     return value
 
 
-def _prepare_held_out(model: Model, held_out: Any, key: PRNGKey | None, engine: Engine) -> Any:
+def _prepare_held_out(model: Model, held_out: PyTree, key: PRNGKey | None, engine: Engine) -> Any:
     if held_out is None:
         return None
     if not isinstance(model, ScoringModel):

@@ -11,15 +11,17 @@ parameters up to rounding. An option that an engine cannot honour raises an erro
 
 import math
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from smoothgrad_jax.core import adaptive, svi
-from smoothgrad_jax.core._threads import num_cores
+from smoothgrad_jax.core import _xla, adaptive, svi
+from smoothgrad_jax.core._threads import num_threads
 from smoothgrad_jax.core.adaptive import Adaptive
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.model import Model
@@ -28,12 +30,11 @@ from smoothgrad_jax.core.row_sparse.state import (
     RowSparseState,
     Workspace,
     init_rows,
-    is_donated,
     partition_batch,
     partition_prior,
 )
 from smoothgrad_jax.core.row_sparse.step import RowInfo, StepOptions, flush, read_rows, restart, step
-from smoothgrad_jax.core.types import PRNGKey, PyTree, Schedule, Warmup
+from smoothgrad_jax.core.types import ArrayLike, PRNGKey, PyTree, Schedule, Warmup
 from smoothgrad_jax.core.window import Moving, MovingState, Window, check_lengths
 
 WindowSpec = float | Schedule | Adaptive | Window
@@ -41,6 +42,7 @@ WindowSpec = float | Schedule | Adaptive | Window
 # Entries × columns per thread: below that a second thread costs as much as it gains (experiments/BENCHMARKS.md).
 _MIN_WORK = 400_000
 _SLOT_DTYPES = ("float32", "float64", "bfloat16", "uint8")  # float16 overflows at 65,504, which counts reach
+_OPTION_OF_FIT = {"capacity": "window", "length": "window", "dtype": "slots"}
 _STEPS_IN_PROGRESS = 3  # steps started before the first of them has ended: starting a step may wait for a core
 
 
@@ -73,7 +75,7 @@ class EngineOptions(NamedTuple):
 class PreparedBatch(NamedTuple):
     """A minibatch in the form an engine takes, and its number of documents."""
 
-    batch: Any
+    batch: PyTree
     size: int
 
 
@@ -94,13 +96,13 @@ class Engine(Protocol):
     def template(self) -> PyTree:
         """Shapes and dtypes of the parameters."""
 
-    def prepare(self, batch: Any) -> PreparedBatch:
+    def prepare(self, batch: PyTree) -> PreparedBatch:
         """Convert a minibatch; called in another thread, ahead of :meth:`advance`."""
 
-    def check_lengths(self, lengths: Any) -> None:
+    def check_lengths(self, lengths: ArrayLike) -> None:
         """Raise an error if the window cannot have one of these lengths."""
 
-    def advance(self, batch: Any, rho: float, length: float | None) -> None:
+    def advance(self, batch: PyTree, rho: float, length: float | None) -> None:
         """Take one step with a prepared minibatch; may return while the step is in progress.
 
         Raises:
@@ -120,7 +122,7 @@ class Engine(Protocol):
         """Use a model with other hyperparameters of the same shapes for the steps to come."""
 
 
-class AdaptiveState(NamedTuple):
+class DenseAdaptiveState(NamedTuple):
     """The state of the dense engine with an adaptive window.
 
     Attributes:
@@ -142,6 +144,7 @@ def choose_engine(model: Model, start: PyTree, options: EngineOptions) -> Engine
     """
     if options.warmup not in ("mean", "zeros"):
         raise OptionError("warmup", f'must be "mean" or "zeros", got {options.warmup!r}')
+    options = _without_moving(options)
     window = options.window
     if isinstance(window, Adaptive):
         options = options._replace(window=adaptive.check(window))
@@ -149,16 +152,41 @@ def choose_engine(model: Model, start: PyTree, options: EngineOptions) -> Engine
             raise OptionError("warmup", 'must be "mean" for an adaptive window: zeros would return when it grows')
     elif not isinstance(window, Window) and not callable(window) and not _is_number(window):
         raise OptionError("window", f"must be a number, a schedule, Adaptive() or a window kind, got {window!r}")
+    elif not isinstance(window, Window) and not callable(window):
+        with _option_names():
+            check_lengths(window)
     _slot_dtype(options.slots)
     is_row_sparse = isinstance(model, RowSparseModel) and not isinstance(window, Window)
-    if isinstance(start, svi.SVIState | AdaptiveState if is_row_sparse else RowSparseState):
+    if isinstance(start, svi.SVIState | DenseAdaptiveState if is_row_sparse else RowSparseState):
         raise ValueError(
             f"this state is of a run on the {'dense' if is_row_sparse else 'row-sparse'} engine; it cannot continue "
             f"with window={window}. Continue with the window of that run, or start from its parameters"
         )
-    if isinstance(model, RowSparseModel) and is_row_sparse:
-        return RowSparseEngine(model, start, options)
-    return DenseEngine(model, start, options)
+    with _option_names():
+        if isinstance(model, RowSparseModel) and is_row_sparse:
+            return RowSparseEngine(model, start, options)
+        return DenseEngine(model, start, options)
+
+
+@contextmanager
+def _option_names() -> Iterator[None]:
+    """Report errors of a window under the names of the options of :func:`smoothgrad_jax.fit`."""
+    try:
+        yield
+    except OptionError as error:
+        raise OptionError(_OPTION_OF_FIT.get(error.option, error.option), error.problem) from error
+
+
+def _without_moving(options: EngineOptions) -> EngineOptions:
+    """Return the options with a moving window as its length and the dtype of its slots, which every engine takes."""
+    window = options.window
+    if not isinstance(window, Moving):
+        return options
+    if window.dtype is not None:
+        if options.slots is not None:
+            raise OptionError("slots", f"belongs to the window kind: leave it out beside {window}")
+        options = options._replace(slots=jnp.dtype(window.dtype).name)
+    return options._replace(window=window.length)
 
 
 class RowSparseEngine:
@@ -206,23 +234,26 @@ class RowSparseEngine:
         """Shapes and dtypes of the parameters."""
         return self._template(self._model)
 
-    def prepare(self, batch: Any) -> PreparedBatch:
+    def prepare(self, batch: PyTree) -> PreparedBatch:
         """Partition a minibatch among the threads."""
         if batch.num_words > self._state.num_words:
             raise ValueError(f"the documents have {batch.num_words} words, but λ has {self._state.num_words} rows")
         return PreparedBatch(partition_batch(batch, len(self._state.partitions), self._buckets), batch.size)
 
-    def check_lengths(self, lengths: Any) -> None:
+    def check_lengths(self, lengths: ArrayLike) -> None:
         """Raise an error unless all lengths are whole numbers, or all are ∞."""
         lengths = np.ravel(np.asarray(lengths, float))
-        check_lengths(lengths, None)
+        with _option_names():
+            check_lengths(lengths)
+            if self._state.rest is not None:
+                self._state.rest.window.kind.check_lengths(lengths)
         if (lengths == math.inf).any() != (self._state.slots is None):
             raise OptionError("window", "must be ∞ at every step or at none for row-sparse statistics")
         fractions = lengths[lengths != np.floor(lengths)]
         if fractions.size:
             raise OptionError("window", f"must be a whole number of minibatches, got {fractions[0]}")
 
-    def advance(self, batch: Any, rho: float, length: float | None) -> None:
+    def advance(self, batch: PyTree, rho: float, length: float | None) -> None:
         """Start one step; see :meth:`Engine.advance`."""
         key = None if self._key is None else jax.random.fold_in(self._key, self.step)
         self._state, info = step(
@@ -257,7 +288,7 @@ class RowSparseEngine:
     def state(self) -> RowSparseState:
         """Return the state after the last step."""
         self.wait()
-        _check_not_donated(self._state)
+        _check_not_donated(self._state.partitions)
         return self._state
 
     def params(self) -> PyTree:
@@ -285,12 +316,11 @@ class DenseEngine:
         window = options.window
         if options.threads not in (None, 1):
             raise OptionError("threads", "has no effect here: the dense engine runs in one thread")
-        self._rule: adaptive.DelayedRule | None = start.rule if isinstance(start, AdaptiveState) else None
-        if isinstance(start, svi.SVIState | AdaptiveState):
-            self._state = start.state if isinstance(start, AdaptiveState) else start
+        self._rule: adaptive.DelayedRule | None = start.rule if isinstance(start, DenseAdaptiveState) else None
+        if isinstance(start, svi.SVIState | DenseAdaptiveState):
+            self._state = start.state if isinstance(start, DenseAdaptiveState) else start
+            _check_not_donated(self._state.params)
             model = _checked(model, self._state.params, options.num_words)
-            if isinstance(window, Window) and type(window) is not type(self._state.window.kind):
-                raise ValueError(f"this state has the window {self._state.window.kind}, which differs from {window}")
         else:
             start = jax.tree.map(np.asarray, start)
             model = _checked(model, start, options.num_words)
@@ -298,6 +328,7 @@ class DenseEngine:
             if isinstance(window, Adaptive):
                 self._rule = adaptive.init_delayed(window, jax.eval_shape(adaptive.sketch, self._state.params))
         _check_rule(self._rule, window)
+        _check_window(self._state.window, options)
         self._model, self._warmup = model, options.warmup
         self._key = options.key if getattr(model, "uses_key", False) else None
         if isinstance(window, Adaptive):
@@ -314,15 +345,16 @@ class DenseEngine:
         """Shapes and dtypes of the parameters."""
         return jax.eval_shape(lambda: self._state.params)
 
-    def prepare(self, batch: Any) -> PreparedBatch:
+    def prepare(self, batch: PyTree) -> PreparedBatch:
         """Return the minibatch as it is."""
         return PreparedBatch(batch, batch.size if hasattr(batch, "offsets") else len(jax.tree.leaves(batch)[0]))
 
-    def check_lengths(self, lengths: Any) -> None:
+    def check_lengths(self, lengths: ArrayLike) -> None:
         """Raise an error if the window kind cannot have one of these lengths."""
-        self._state.window.kind.check_lengths(lengths)
+        with _option_names():
+            self._state.window.kind.check_lengths(lengths)
 
-    def advance(self, batch: Any, rho: float, length: float | None) -> None:
+    def advance(self, batch: PyTree, rho: float, length: float | None) -> None:
         """Take one step; see :meth:`Engine.advance`."""
         key = None if self._key is None else jax.random.fold_in(self._key, self.step)
         stats, is_finite = _local_step(self._model, self._state.params, batch, key)
@@ -332,16 +364,10 @@ class DenseEngine:
         if self._rule is not None:
             chosen, rule = adaptive.next_length(self._rule, rho)
             self._rule = adaptive.delay(rule, (_sketch(stats),), 1.0)
-            # As in the row-sparse engine, a window that grows does not take values back, though they are stored here.
-            self.length, length = float(chosen), min(chosen, self._num_values() + 1)
+            self.length = length = float(chosen)
         self._state = svi.global_step(
             self._state, stats, self._model.prior, rho, length, warmup=self._warmup, donate=True
         )
-
-    def _num_values(self) -> int:
-        """Return the number of values in the moving window of an adaptive run."""
-        window = self._state.window
-        return int(window.num_pushed - window.first) if isinstance(window, MovingState) else 0
 
     def wait(self) -> None:
         """Wait until the last step has ended."""
@@ -349,10 +375,12 @@ class DenseEngine:
 
     def state(self) -> PyTree:
         """Return the state after the last step."""
-        return self._state if self._rule is None else AdaptiveState(self._state, self._rule)
+        _check_not_donated(self._state.params)
+        return self._state if self._rule is None else DenseAdaptiveState(self._state, self._rule)
 
     def params(self) -> PyTree:
         """Return a copy of the parameters, because the next step donates the state."""
+        _check_not_donated(self._state.params)
         return jax.tree.map(jnp.array, self._state.params)
 
     def set_model(self, model: Model) -> None:
@@ -413,7 +441,7 @@ def _dense_kind(options):
 
 def _check_resumable(state, options, slots):
     """Return a state from which a run with these options can continue; or raise an error."""
-    _check_not_donated(state)
+    _check_not_donated(state.partitions)
     if options.threads not in (None, len(state.partitions)):
         raise OptionError("threads", f"must be {len(state.partitions)}, as in the run that is continued")
     if slots is not None and state.slot_dtype not in (None, slots):
@@ -422,8 +450,20 @@ def _check_resumable(state, options, slots):
     return state
 
 
-def _check_not_donated(state):
-    if is_donated(state):
+def _check_window(window, options):
+    """Raise an error unless a dense run with this window state can continue with these options."""
+    if type(_dense_kind(options)) is not type(window.kind):
+        raise ValueError(f"this state has the window {window.kind}; it cannot continue with window={options.window}")
+    slots = _slot_dtype(options.slots)
+    if slots is not None and isinstance(window, MovingState) and window.capacity:
+        stored = _xla.value_dtype(jax.tree.leaves(window.buffer)[0].dtype)
+        if stored != slots:
+            raise OptionError("slots", f"must be {stored}, as in the run that is continued")
+
+
+def _check_not_donated(arrays):
+    """Raise an error if a step of another run has overwritten these arrays of a state."""
+    if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(arrays)):
         raise ValueError(
             "a later run continued from this state and overwrote it; take the state and parameters of that run"
         )
@@ -462,4 +502,4 @@ def _not_finite(step):
 
 def _num_threads(work):
     """Return one thread per core, fewer if a minibatch of ``work`` entries × columns has little for each."""
-    return max(1, round(min(num_cores(), work / _MIN_WORK)))
+    return max(1, round(min(num_threads(), work / _MIN_WORK)))

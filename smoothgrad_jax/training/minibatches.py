@@ -9,7 +9,7 @@ import numpy as np
 
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.model import Model
-from smoothgrad_jax.core.types import PRNGKey
+from smoothgrad_jax.core.types import ArrayLike, PRNGKey, PyTree
 from smoothgrad_jax.data.batches import Batch, check_rows
 from smoothgrad_jax.data.corpus import Corpus
 from smoothgrad_jax.data.sampling import draw, seed_of
@@ -60,14 +60,16 @@ class Minibatches(NamedTuple):
 
 
 def open_minibatches(
-    data: Any,
+    data: PyTree,
     model: Model,
     batch_size: int | None,
     key: PRNGKey | None,
     replace: bool,
-    documents: Any,
+    documents: ArrayLike | None,
 ) -> Minibatches:
     """Return the source of minibatches for the data of :func:`smoothgrad_jax.fit`."""
+    if not isinstance(replace, bool | np.bool_):
+        raise OptionError("replace", f"must be True or False, got {replace!r}")
     if not isinstance(data, Corpus) and (_are_batches(data) or not getattr(model, "uses_documents", False)):
         return _supplied(data, model, batch_size, replace, documents)
     corpus = Corpus.of(data)
@@ -77,7 +79,7 @@ def open_minibatches(
     num_docs = corpus.num_docs if rows is None else len(rows)
     if batch_size is None:
         batch_size = default_batch_size(num_docs)
-    elif not isinstance(batch_size, int | np.integer) or batch_size < 1:
+    elif not isinstance(batch_size, int | np.integer) or isinstance(batch_size, bool) or batch_size < 1:
         raise OptionError("batch_size", f"must be a whole number of at least 1, got {batch_size}")
     size = min(int(batch_size), num_docs)
     layout, seed = corpus.layout(size), seed_of(key)

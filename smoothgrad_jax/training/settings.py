@@ -21,9 +21,12 @@ A window has a text form, which JSON and the command line can hold:
 | text                                | object                                       |
 |-------------------------------------|----------------------------------------------|
 | ``10``, ``inf``                     | a number, ∞                                  |
-| ``adaptive``, ``adaptive:64``       | ``Adaptive()``, ``Adaptive(longest=64)``     |
+| ``adaptive``, ``adaptive:64:500``   | ``Adaptive()``, ``Adaptive(64, 500)``        |
 | ``exponential:10``                  | ``Exponential(10)``                          |
 | ``phase-out:100:500:1000``          | ``phase_out(100, 500, 1000)``                |
+
+An object with a text form is stored as its text, and ``rho=robbins_monro(τ, κ)`` as ``tau`` and ``kappa``: settings
+that mean the same are equal, and a checkpoint can be compared with them.
 """
 
 import math
@@ -40,6 +43,7 @@ _HELD_OUT_FRACTION, _MOST_HELD_OUT = 0.05, 1_000
 _LONGEST_LIST = 1_000  # numbers of an array that JSON holds; of a larger one it holds a checksum
 WARMUPS = ("mean", "zeros")
 SLOTS = ("float32", "bfloat16", "uint8")
+METHODS = ("sampled", "mean", "variational")
 
 Window: TypeAlias = Any  # a number, a text form, a schedule of the step number, or a window object
 StepSize: TypeAlias = float | Callable[[Any], Any]  # a number, or a schedule of the step number
@@ -59,15 +63,17 @@ class Settings:
     """
 
     topics: int = 50
+    method: str = "sampled"
+    sweeps: int = 5
     window: Window = 10
     warmup: Warmup = "mean"
     slots: str | None = None
     batch_size: int | None = None
     tau: float | None = None
-    kappa: float = 0.7
+    kappa: float | None = None
     rho: StepSize | None = None
-    alpha: Prior = 0.1
-    eta: Prior = 0.1
+    alpha: Prior = None
+    eta: Prior = None
     passes: int | None = None
     seconds: float | None = None
     held_out: int | None = None
@@ -85,7 +91,12 @@ class Settings:
     def __post_init__(self) -> None:
         for name in OPTIONS:
             check_option(name, getattr(self, name))
+        object.__setattr__(self, "window", _window_text(self.window))
         self._check_effects()
+        schedule = _robbins_monro_parameters(self.rho)
+        if schedule is not None:
+            for name, value in zip(("rho", "tau", "kappa"), (None, *schedule), strict=True):
+                object.__setattr__(self, name, value)
 
     def _check_effects(self) -> None:
         """Refuse options that would have no effect beside another one."""
@@ -93,6 +104,8 @@ class Settings:
             for name in ("tau", "kappa"):
                 if getattr(self, name) != DEFAULT_VALUES[name]:
                     raise OptionError(name, "has no effect with a constant step size; leave one of the two out")
+        if self.method != "sampled" and self.sweeps != DEFAULT_VALUES["sweeps"]:
+            raise OptionError("sweeps", f"has no effect with the method {self.method}")
         if not self.early_stopping:
             for name in ("patience", "min_improvement"):
                 if getattr(self, name) != DEFAULT_VALUES[name]:
@@ -125,11 +138,20 @@ class Settings:
         batch_size = default_batch_size(num_trained) if self.batch_size is None else self.batch_size
         tau = default_tau(num_trained / batch_size) if self.tau is None and self.rho is None else self.tau
         passes = min(_DEFAULT_PASSES, max(1, math.ceil(_ENOUGH_DOCUMENTS / num_docs)))
+        kappa, last_rho, steps = self.kappa, self.rho, passes * num_trained / batch_size
+        if last_rho is None:
+            kappa = default_kappa(self.method) if kappa is None else kappa
+            last_rho = ((tau or 1.0) + steps) ** -kappa
+        elif callable(last_rho):
+            last_rho = float(last_rho(int(steps)))
         return replace(
             self,
             held_out=held_out,
             batch_size=batch_size,
             tau=tau,
+            kappa=kappa,
+            alpha=default_alpha(self.method, self.topics) if self.alpha is None else self.alpha,
+            eta=default_eta(self.method, num_trained, batch_size, last_rho) if self.eta is None else self.eta,
             passes=passes if self.passes is None else self.passes,
         )
 
@@ -139,7 +161,11 @@ class Settings:
         return any(isinstance(prior, str) for prior in (self.alpha, self.eta))
 
     def as_json(self) -> dict[str, Any]:
-        """Return the settings that have a value, as JSON can hold them."""
+        """Return the settings that have a value, as JSON can hold them.
+
+        JSON identifies some values without holding them: an array of more than 1,000 numbers by its checksum, a
+        function by its name, another object by its ``repr``. Such values can be compared, but not read back.
+        """
         pairs = ((name, _plain(getattr(self, name))) for name in OPTIONS)
         return {name: value for name, value in pairs if value is not None}
 
@@ -150,6 +176,9 @@ class Settings:
         Args:
           values: Settings by name.
           **changed: Settings with another value.
+
+        Raises:
+          OptionError: A value was stored by its name only, see :meth:`as_json`.
         """
         known = {name: value for name, value in values.items() if name in OPTIONS}
         return cls(**known | changed)
@@ -175,14 +204,14 @@ class Option(NamedTuple):
     may_change: bool = False
 
 
-def check_option(name: str, value: Any) -> None:
+def check_option(name: str, value: object) -> None:
     """Raise an :class:`OptionError` unless the value of the setting is valid."""
     option = OPTIONS[name]
     if not ((value is None and DEFAULT_VALUES[name] is None) or option.accepts(value)):
         raise OptionError(name, f"must be {option.expected}, got {value!r}")
 
 
-def parse_option(name: str, text: str) -> Any:
+def parse_option(name: str, text: str) -> object:
     """Return the value of a setting from the text of the command line.
 
     Raises:
@@ -233,7 +262,11 @@ def _choice(help_text: str, choices: tuple[str, ...]) -> Option:
 
 
 def _switch(help_text: str) -> Option:
-    return Option(help_text, bool, lambda value: value in (True, False), "true or false", None)
+    def accepts(value: Any) -> bool:
+        # NumPy's booleans are valid; the numbers 0 and 1 are not.
+        return isinstance(value, bool) or (not isinstance(value, numbers.Number) and value in (True, False))
+
+    return Option(help_text, bool, accepts, "true or false", None)
 
 
 def _prior(help_text: str) -> Option:
@@ -254,7 +287,7 @@ def _accepts_rho(value: Any) -> bool:
 
 
 def _accepts_seed(value: Any) -> bool:
-    return isinstance(value, numbers.Integral) and 0 <= int(value) < 2**31
+    return isinstance(value, numbers.Integral) and _is_number(value) and 0 <= int(value) < 2**31
 
 
 def _parse_window(text: str) -> float | str:
@@ -271,24 +304,80 @@ def _accepts_window(value: Any) -> bool:
     return value is not None  # an object, which `fit` checks
 
 
-_WINDOWS = "an integer of at least 1, inf, adaptive[:LONGEST], exponential:L or phase-out:L:FIRST:LAST"
+def _window_arguments(text: str) -> list[Any] | None:
+    """Return the numbers in the text form of a window; None if it has no such form."""
+    name, *parts = text.split(":")
+    if name == "exponential":
+        try:
+            lengths = [float(part) for part in parts]
+        except ValueError:
+            return None
+        return lengths if len(lengths) == 1 and lengths[0] >= 1 else None
+    if not all(part.isdecimal() for part in parts):
+        return None
+    values = [int(part) for part in parts]
+    valid = {
+        "adaptive": len(values) < 3 and all(value > 0 and value & (value - 1) == 0 for value in values[:1]),
+        "phase-out": len(values) == 3 and values[0] >= 1 and values[1] < values[2],
+    }
+    if name == "adaptive" and len(values) == 2 and values[1] < values[0]:
+        return None  # noise and drift are measured over at least the longest window
+    return values if valid.get(name) else None
+
+
+def _window_text(window: Window) -> Window:
+    """Return the text form of a window object, the length of a moving window; other values as they are."""
+    if window is None or isinstance(window, str | numbers.Number):
+        return window
+    from smoothgrad_jax.core.adaptive import Adaptive
+    from smoothgrad_jax.core.schedules import PhaseOut
+    from smoothgrad_jax.core.window import Exponential, Moving
+
+    text = ""
+    if isinstance(window, Moving) and window.dtype is None:
+        return window.length
+    if isinstance(window, Adaptive):
+        text = ":".join(["adaptive", *(str(value) for value in window if value is not None)])
+    elif isinstance(window, Exponential) and isinstance(window.length, int | float):
+        text = f"exponential:{window.length}"
+    elif isinstance(window, PhaseOut):
+        text = f"phase-out:{window.length}:{window.start}:{window.stop}"
+    return text if _window_arguments(text) is not None else window
+
+
+def _robbins_monro_parameters(rho: StepSize | None) -> tuple[float, float] | None:
+    """Return τ and κ of step sizes that :func:`smoothgrad_jax.robbins_monro` made; None for others."""
+    if not callable(rho):
+        return None
+    from smoothgrad_jax.core.schedules import RobbinsMonro
+
+    if not isinstance(rho, RobbinsMonro) or not (_is_number(rho.tau) and _is_number(rho.kappa)):
+        return None
+    return rho.tau, rho.kappa
+
+
+_WINDOWS = "an integer of at least 1, inf, adaptive[:LONGEST[:MEMORY]], exponential:L or phase-out:L:FIRST:LAST"
 
 OPTIONS: dict[str, Option] = {
     "topics": _integer("number of topics", "K"),
+    "method": _choice("how the topics of a document's words are inferred; sampled finds the best topics", METHODS),
+    "sweeps": _integer("samples per token and visit of a document, for the sampled method", "N"),
     "window": Option(
         f"minibatches over which the statistics are averaged: {_WINDOWS}",
-        *(_parse_window, _accepts_window, f"{_WINDOWS} (LONGEST: a power of two; FIRST, LAST: steps)", "L"),
+        *(_parse_window, _accepts_window, f"{_WINDOWS} (LONGEST: a power of two; MEMORY, FIRST, LAST: steps)", "L"),
     ),
     "warmup": _choice("while the window fills, divide by the minibatches in it (mean) or by L (zeros)", WARMUPS),
     "slots": _choice("precision of the window; a lower one saves memory where L is large (float32)", SLOTS),
     "batch_size": _integer("documents per minibatch (1/32 of the documents, from 32 to 256)", "B"),
     "tau": _at_least_1("offset of the step sizes (τ + t)^−κ (minibatches per pass, at most 64)", "TAU"),
-    "kappa": _not_negative("decay of the step sizes; in (0.5, 1] the run converges", "KAPPA"),
+    "kappa": _not_negative("decay of the step sizes; in (0.5, 1] the run converges (0.6; variational 0.7)", "KAPPA"),
     "rho": Option(
         "constant step size instead of (τ + t)^−κ", float, _accepts_rho, "a number above 0 and at most 1", "RHO"
     ),
-    "alpha": _prior("prior of the topics in a document; auto learns one number per topic"),
-    "eta": _prior("prior of the words in a topic; auto learns one number"),
+    "alpha": _prior("prior of the topics in a document; auto learns one number per topic (5/K; variational 0.1)"),
+    "eta": _prior(
+        "prior of the words in a topic; auto learns one number (0.05, more for large corpora; variational 0.1)"
+    ),
     "passes": _integer("passes over the documents (10; fewer for more than 100,000 documents)", "N", may_change=True),
     "seconds": _positive("stop after so many seconds of training (no limit)", "S", may_change=True),
     "held_out": _integer("documents to hold out and to score (5% of the documents, at most 1,000)", "N", least=0),
@@ -312,6 +401,35 @@ def default_batch_size(num_docs: int) -> int:
     return min(max(int(num_docs) // 32, 32), 256)
 
 
+def default_kappa(method: str) -> float:
+    """Return κ of the step sizes."""
+    return 0.7 if method == "variational" else 0.6
+
+
+def default_alpha(method: str, num_topics: int) -> float:
+    """Return α: 5/K within 0.01 … 0.3, or 0.1 for the variational method.
+
+    With few topics and a small α, sampling keeps all tokens of a document in the topic of its first token.
+    """
+    return 0.1 if method == "variational" else min(max(5 / num_topics, 0.01), 0.3)
+
+
+def default_eta(method: str, num_docs: float, batch_size: int, last_rho: float) -> float:
+    """Return η.
+
+    λ is scaled to D documents, but is a mean over the last 1/ρ minibatches, which is n = B/ρ documents. The noise in λ
+    is that of n documents, scaled up by D/n, and the prior has to be scaled with it: η = 0.05 max(1, D/n).
+
+    Args:
+      method: The local step; for the variational one η is 0.1.
+      num_docs: D.
+      batch_size: B.
+      last_rho: ρ after the default number of passes. The passes of this run do not count, so that a resumed run with
+        more of them has the same η.
+    """
+    return 0.1 if method == "variational" else 0.05 * max(1.0, num_docs * last_rho / batch_size)
+
+
 def default_tau(batches_per_pass: float) -> float:
     """Return τ of the step sizes: the number of minibatches per pass, between 1 and 64.
 
@@ -321,7 +439,7 @@ def default_tau(batches_per_pass: float) -> float:
     return min(max(float(batches_per_pass), 1.0), 64.0)
 
 
-def window_object(window: Any) -> Any:
+def window_object(window: Window) -> Window:
     """Return what :func:`smoothgrad_jax.fit` takes as ``window``, from a value of :attr:`Settings.window`.
 
     Args:
@@ -347,20 +465,6 @@ def window_object(window: Any) -> Any:
     return phase_out(*arguments)
 
 
-def _window_arguments(text: str) -> list[int] | None:
-    """Return the numbers in the text form of a window; None if it has no such form."""
-    name, *parts = text.split(":")
-    if not all(part.isdecimal() for part in parts):
-        return None
-    values = [int(part) for part in parts]
-    valid = {
-        "adaptive": len(values) < 2 and all(value > 0 and value & (value - 1) == 0 for value in values),
-        "exponential": len(values) == 1 and values[0] >= 1,
-        "phase-out": len(values) == 3 and values[0] >= 1 and values[1] < values[2],
-    }
-    return values if valid.get(name) else None
-
-
 def _plain(value: Any) -> Any:
     """Return a value of a setting as JSON can hold it."""
     if value is None or isinstance(value, bool | str | int):
@@ -369,13 +473,11 @@ def _plain(value: Any) -> Any:
         return int(value)
     if isinstance(value, numbers.Real):
         return float(value) if math.isfinite(value) else "inf"
-    if hasattr(value, "longest"):  # Adaptive
-        return f"adaptive:{value.longest}"
-    if hasattr(value, "__len__"):
+    if hasattr(value, "__len__") or hasattr(value, "dtype"):
         import numpy as np
 
         array = np.asarray(value)
         if array.size <= _LONGEST_LIST:
             return array.tolist()
-        return f"{array.dtype} {list(array.shape)}, checksum {zlib.crc32(np.ascontiguousarray(array)):08x}"
+        return f"{array.dtype} {list(array.shape)}, checksum {zlib.crc32(np.ascontiguousarray(array).data):08x}"
     return getattr(value, "__qualname__", None) or repr(value)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smoothgrad_jax import load_model
+from smoothgrad_jax import load_model, save_model
 from smoothgrad_jax.app import cli, demo_corpus, progress
 from smoothgrad_jax.app.cli import build_parser, main
 from smoothgrad_jax.data import corpus_folder, formats
@@ -55,8 +55,9 @@ def model(folder, texts):
 
 def test_fit_finds_the_topics_and_topics_prints_them(model, capsys):
     assert main(["topics", str(model), "--words", "10"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    found = {frozenset(line.split("%")[1].split()) for line in lines}
+    head, *lines, last = capsys.readouterr().out.splitlines()
+    assert head.split() == ["topic", "share", "NPMI", "words"]
+    found = {frozenset(line.split("%")[1].split()[1:]) for line in lines}
     assert found == {frozenset(words) for words in TOPICS.values()}
     saved = load_model(model)
     assert len(saved.history) >= 10
@@ -66,6 +67,37 @@ def test_fit_finds_the_topics_and_topics_prints_them(model, capsys):
     records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert sum(record["share"] for record in records) == pytest.approx(1)
     assert len(records[0]["words"]) == 10
+    # All words of a line are from one topic, and lines of the same topic differ in their words.
+    assert all(0.5 < record["npmi"] <= 1 and record["remarks"] == [] for record in records)
+    assert last == f"quality: {saved.quality.describe()}"
+    assert saved.quality.num_docs == 300 - saved.settings["held_out"]
+    assert saved.quality.summary() == {
+        "npmi": pytest.approx(np.mean([record["npmi"] for record in records])),
+        "diversity": 1,
+        "effective_topics": pytest.approx(3, abs=0.01),
+        "near_duplicates": 0,
+        "junk_topics": 0,
+    }
+
+
+def test_topics_of_a_model_without_quality_and_of_one_with_bad_topics(model, folder, capsys):
+    saved = load_model(model)
+    save_model(folder / "old", saved._replace(quality=None))
+    assert main(["topics", str(folder / "old")]) == 0
+    out = capsys.readouterr().out
+    assert "NPMI" not in out
+    assert out.splitlines()[-1] == "quality: 3.0 effective topics of 3"
+    assert main(["topics", str(folder / "old"), "--json"]) == 0
+    assert "npmi" not in json.loads(capsys.readouterr().out.splitlines()[0])
+    bad = saved.quality._replace(near_duplicates=[(0, 2)], junk={2: "flat"})
+    save_model(folder / "bad", saved._replace(quality=bad, prevalence=np.array([0.5, 0.499, 0.001])))
+    assert main(["topics", str(folder / "bad")]) == 0
+    out = capsys.readouterr().out
+    assert "(near-duplicate of topic 2)" in out
+    assert "… and 1 smaller topics" in out
+    assert "1 near-duplicate pair, 1 junk topic" in out
+    assert main(["topics", str(folder / "bad"), "--all"]) == 0
+    assert "(flat; near-duplicate of topic 0)" in capsys.readouterr().out
 
 
 def test_transform_writes_the_format_of_the_suffix(model, texts, folder, capsys):
@@ -112,6 +144,7 @@ def test_fit_of_a_converted_corpus_gives_the_same_model(model, texts, folder, ca
     records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert records[-1]["event"] == "done"
     assert {record["event"] for record in records[:-1]} == {"progress"}
+    assert load_model(out).quality.summary().items() <= records[-1].items()
     np.testing.assert_array_equal(load_model(out).lam, load_model(model).lam)
     assert main(["fit", str(folder / "corpus"), "--out", str(out), "--overwrite", "--min-df", "2"]) == 1
     assert "words of this corpus were chosen by convert; omit --min-df" in capsys.readouterr().err
@@ -216,7 +249,10 @@ def test_every_command_has_help(capsys):
             "--held-out must leave documents to train on: 300 of 300",
         ),
         (["fit", "texts.txt", "--out", "new", "--format", "uci"], "texts.txt"),
-        (["fit", "texts.txt", "--out", "new", "--min-df", "301"], "min_df"),
+        (["fit", "texts.txt", "--out", "new", "--min-df", "301"], "--min-df=301 requires 301 documents"),
+        (["fit", "texts.txt", "--out", "new", "--min-df", "0"], "--min-df: expected an integer number of documents"),
+        (["fit", "texts.txt", "--out", "new", "--sort"], "texts.txt: --sort has no meaning for text"),
+        (["fit", "texts.txt", "--out", "new", "--encoding", "utf-16"], "expected utf-16"),
         (["fit", "missing", "--out", "new", "--rho", "0.1", "--tau", "5"], "--tau has no effect with a constant step"),
         (["fit", "missing", "--out", "new", "--patience", "5"], "--patience has no effect without early stopping"),
         (["fit", "texts.txt", "--out", "model", "--resume", "--threads", "2"], "--threads"),
@@ -302,7 +338,7 @@ def test_demo(folder, monkeypatch, capsys):
     """Use the documentation of this package only, which is fast."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
     here = [(path, path.stem) for path in sorted((ROOT / "smoothgrad_jax").rglob("*.py"))]
-    found = [each for file in here for each in demo_corpus.documentation_strings(file)]
+    found = [each for file in here for each in demo_corpus.docstrings(file)]
     assert len(found) > 100
     monkeypatch.setattr(demo_corpus, "collect", lambda: found)
     out = folder / "demo"
@@ -323,13 +359,13 @@ def test_documentation_strings(tmp_path):
     words = [" ".join(f"{name}{i}" for i in range(20)) for name in "abc"]
     path = tmp_path / "some.py"
     path.write_text(source % tuple(words))
-    assert sorted(demo_corpus.documentation_strings((path, "some"))) == [
+    assert sorted(demo_corpus.docstrings((path, "some"))) == [
         ("some", words[0]),
         ("some.C.g", words[1]),
         ("some.m.h", words[2]),
     ]
     path.write_text("def broken(:\n")
-    assert demo_corpus.documentation_strings((path, "some")) == []
+    assert demo_corpus.docstrings((path, "some")) == []
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from smoothgrad_jax import (
     pack,
     phase_out,
     save_model,
+    topic_quality,
     write_report,
 )
 from smoothgrad_jax.models.lda.priors import fit_symmetric, mean_log
@@ -62,7 +63,7 @@ def test_planted_topics_are_found(fitted, X):
     assert purity(fitted.components_) > 0.95
     assert fitted.components_.dtype == np.float64
     assert (fitted.n_iter_, fitted.n_batch_iter_) == (10, 125)
-    assert (fitted.doc_topic_prior_, fitted.topic_word_prior_) == (0.1, 0.1)
+    assert (fitted.doc_topic_prior_, fitted.topic_word_prior_) == (0.3, 0.05)
     assert list(fitted.get_feature_names_out()) == [f"smoothedlda{k}" for k in range(K)]
 
 
@@ -110,7 +111,8 @@ def test_partial_fit_learns_and_its_window_reaches_back(X):
     assert model.n_batch_iter_ == 64
     assert purity(model.components_) > 0.9
     # One call with all minibatches is the same as one call for each of them, from the same topics.
-    options = {"batch_size": 50, "total_samples": 400, "init": model.components_}
+    # Samples depend on the number of a document in its call, so the method is one that does not sample.
+    options = {"batch_size": 50, "total_samples": 400, "init": model.components_, "method": "variational"}
     whole = SmoothedLDA(K, **options).partial_fit(X[:150])
     parts = SmoothedLDA(K, **options)
     for first in (0, 50, 100):
@@ -215,9 +217,8 @@ def test_learned_priors(X):
     theta = rng.dirichlet(alpha, 800)
     beta = np.kron(np.eye(K), np.full(WORDS, 1 / WORDS))
     X = np.stack([rng.multinomial(60, p) for p in theta @ beta])
-    model = SmoothedLDA(
-        K, doc_topic_prior="auto", topic_word_prior="auto", batch_size=100, max_iter=60, random_state=0
-    ).fit(X)
+    priors = {"doc_topic_prior": "auto", "topic_word_prior": "auto"}
+    model = SmoothedLDA(K, method="variational", **priors, batch_size=100, max_iter=60, random_state=0).fit(X)
     order = model.components_.reshape(K, K, WORDS).sum(2).argmax(1)
     found = np.empty(K)
     found[order] = model.doc_topic_prior_
@@ -268,11 +269,23 @@ def test_in_a_pipeline_and_a_grid_search_with_processes(X):
 
 def test_a_model_that_can_be_saved(fitted, X, tmp_path):
     words = [f"word{i}" for i in range(K * WORDS)]
-    save_model(tmp_path, fitted.to_model(words))
+    save_model(tmp_path, fitted.to_model(words, X))
     model = load_model(tmp_path)
     assert model.vocabulary == words
+    assert model.quality.describe() == fitted.topic_quality(X).describe()
+    assert fitted.to_model(words).quality is None
     np.testing.assert_array_equal(model.transform(X[:9]), fitted.transform(X[:9].astype(np.float32)))
     assert write_report(tmp_path / "report.html", model).stat().st_size > 10_000
+
+
+def test_the_quality_of_topics(fitted, X):
+    found = fitted.topic_quality(X)
+    lam, shares = fitted.components_.T.astype(np.float32), fitted.to_model().prevalence
+    np.testing.assert_array_equal(found.npmi, topic_quality(lam, X).npmi)
+    assert found.effective_topics == pytest.approx(np.exp(-(shares * np.log(shares)).sum()))
+    assert found.effective_topics == pytest.approx(K, rel=0.1)
+    assert (found.npmi > 0).all()
+    assert found.junk == {}
 
 
 def test_a_window_that_changes(X):

@@ -1,4 +1,4 @@
-"""The report: its numbers against slow oracles, its file as text, and the page in a real browser."""
+"""Tests of the report: numbers against slow reference code, the HTML file, and the page in a browser."""
 
 import base64
 import hashlib
@@ -15,6 +15,7 @@ from scipy.spatial.distance import jensenshannon, pdist, squareform
 
 from smoothgrad_jax.app import report
 from smoothgrad_jax.app.report import Excerpt, typical_documents, write_report
+from smoothgrad_jax.models.topic_quality import TopicQuality
 
 HOSTILE = [
     "</script><script>window.ran=1</script>",
@@ -34,8 +35,11 @@ HOSTILE = [
 ]
 
 
-def a_model(V=200, K=5, seed=0, **changes):
-    """Topics with words of their own, frequencies as in a text; no two relevances are near each other."""
+QUALITY = TopicQuality(np.array([0.1, -0.25, 0.3, 0.05, 0.2]), 0.9, 4.5, [(0, 3)], {1: "incoherent"}, 1234)
+
+
+def make_model(V=200, K=5, seed=0, **changes):
+    """Return a random model with Zipf-like word frequencies and no ties in relevance."""
     rng = np.random.default_rng(seed)
     lam = rng.gamma(0.3, 200 / np.arange(1, V + 1)[:, None], (V, K)) + 0.05
     parts = {
@@ -48,23 +52,24 @@ def a_model(V=200, K=5, seed=0, **changes):
         "history": [{"step": t, "passes": t / 4, "score": -8 + t / 40} for t in np.arange(1, 20)],
         "prevalence": None,
         "word_counts": None,
+        "quality": None,
     }
     return types.SimpleNamespace(**parts | changes)
 
 
 def read(path):
-    """The data of a report."""
+    """Return the embedded data of a report."""
     blocks = re.findall(r'<script type="application/json" id="data">(.*?)</script>', path.read_text("utf-8"), re.DOTALL)
     assert len(blocks) == 1
     return json.loads(blocks[0])
 
 
 def oracle(model):
-    """p(w|k) [K][V], π [K], p(w) [V], by loops over Python numbers."""
+    """Return p(w|k) [K][V], π [K] and p(w) [V], computed by loops over Python numbers."""
     lam = np.asarray(model.lam, np.float64).T.tolist()
     sums = [math.fsum(row) for row in lam]
     prevalence = sums if model.prevalence is None else list(model.prevalence)
-    prevalence = [share / math.fsum(prevalence) for share in prevalence]
+    prevalence = [weight / math.fsum(prevalence) for weight in prevalence]
     p = [[value / total for value in row] for row, total in zip(lam, sums, strict=True)]
     marginal = [math.fsum(s * row[w] for s, row in zip(prevalence, p, strict=True)) for w in range(len(lam[0]))]
     return p, prevalence, marginal
@@ -74,26 +79,26 @@ def oracle(model):
 
 
 @pytest.mark.parametrize(("V", "top"), [(400, 60), (30, 60), (400, 1), (1, 5)])
-def test_words_at_every_position_of_the_slider_and_no_others(V, top):
+def test_ranked_words_are_the_top_words_of_all_slider_positions(V, top):
     for seed in range(5):
         rng = np.random.default_rng(seed)
         log_marginal = rng.normal(-8, 3, V)
         log_p = log_marginal + rng.normal(0, 2, V)
         log_p[1 + V // 2 :] = -np.inf
-        wanted = set()
+        expected_words = set()
         for mu in np.arange(21) / 20:
             seen = np.flatnonzero(np.isfinite(log_p)).tolist()
             score = {w: mu * log_p[w] + (1 - mu) * (log_p[w] - log_marginal[w]) for w in seen}
-            wanted |= set(sorted(seen, key=lambda w: -score[w])[:top])
+            expected_words |= set(sorted(seen, key=lambda w: -score[w])[:top])
         words = report.ranked_words(log_p, log_marginal, top, positions=20).tolist()
-        assert sorted(words) == sorted(wanted)
+        assert sorted(words) == sorted(expected_words)
         assert words == sorted(words, key=lambda w: -log_p[w])
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_numbers_of_the_page(tmp_path, given):
+def test_page_data_equal_the_reference(tmp_path, given):
     rng = np.random.default_rng(1)
-    model = a_model(V=300, K=7)
+    model = make_model(V=300, K=7)
     if given:
         model.prevalence = rng.dirichlet(np.ones(7))
         model.word_counts = rng.integers(0, 50, 300)
@@ -112,23 +117,33 @@ def test_numbers_of_the_page(tmp_path, given):
         np.testing.assert_allclose(topic["prevalence"], prevalence[k], rtol=6e-4)
         words = [number[i] for i in topic["words"]]
         np.testing.assert_allclose(topic["p"], [p[k][w] for w in words], rtol=6e-4)
-        # At each position of the slider, the best of the words that are there are the best of all words that occur.
+        # At each slider position the page contains the most relevant of all words that occur.
         for mu in (0, 0.3, 0.6, 1):
             score = {w: math.log(p[k][w]) - (1 - mu) * math.log(marginal[w]) for w in range(300) if counts[w] > 0}
             assert sorted(words, key=lambda w: -score[w])[:60] == sorted(score, key=lambda w: -score[w])[:60]
-    for w, home in zip(number, data["homes"], strict=True):
-        shares = [prevalence[k] * p[k][w] / marginal[w] for k in range(7)]
-        assert home[::2] == sorted((k for k in range(7) if shares[k] >= 0.005), key=lambda k: -shares[k])
-        np.testing.assert_allclose(home[1::2], [1000 * shares[k] for k in home[::2]], atol=0.5 + 1e-9)
+    for w, pairs in zip(number, data["word_topics"], strict=True):
+        posterior = [prevalence[k] * p[k][w] / marginal[w] for k in range(7)]
+        assert pairs[::2] == sorted((k for k in range(7) if posterior[k] >= 0.005), key=lambda k: -posterior[k])
+        np.testing.assert_allclose(pairs[1::2], [1000 * posterior[k] for k in pairs[::2]], atol=0.5 + 1e-9)
+
+
+def test_the_page_contains_the_quality_of_the_topics(tmp_path):
+    data = read(write_report(tmp_path / "r.html", make_model(quality=QUALITY)))
+    assert [topic["npmi"] for topic in data["topics"]] == QUALITY.npmi.tolist()
+    remarks = [["near-duplicate of topic 3"], ["incoherent"], [], ["near-duplicate of topic 0"], []]
+    assert [topic["remarks"] for topic in data["topics"]] == remarks
+    names = ["mean NPMI", "diversity", "effective topics", "near-duplicate pairs", "junk topics"]
+    assert [name for name, _ in data["quality"]] == names
+    assert [value for _, value in data["quality"]][-2:] == ["1", "1"]
 
 
 def test_words_that_never_occur_are_not_shown(tmp_path):
     counts = np.arange(200) % 2
-    data = read(write_report(tmp_path / "r.html", a_model(word_counts=counts)))
+    data = read(write_report(tmp_path / "r.html", make_model(word_counts=counts)))
     assert set(data["words"]) <= {f"word{w}" for w in range(1, 200, 2)}
 
 
-def test_jensen_shannon_distances():
+def test_jensen_shannon_distances_equal_scipy():
     rng = np.random.default_rng(0)
     beta = rng.dirichlet(np.full(50, 0.1), 9)
     beta[0, :25] = beta[1, 25:] = 0
@@ -140,62 +155,61 @@ def test_jensen_shannon_distances():
 
 
 @pytest.mark.parametrize("K", [1, 2, 3])
-def test_up_to_three_topics_keep_their_distances(K):
+def test_scaling_is_exact_for_up_to_three_topics(K):
     distances = report.jensen_shannon(np.random.default_rng(K).dirichlet(np.ones(20), K))
-    points, held = report.plane(distances)
+    points, explained = report.classical_scaling(distances)
     np.testing.assert_allclose(squareform(pdist(points)), distances, atol=1e-9)
-    assert held == pytest.approx(1)
+    assert explained == pytest.approx(1)
 
 
-def test_points_of_a_plane_are_found_again_and_others_in_part():
+def test_scaling_is_exact_in_two_dimensions_and_a_projection_in_more():
     rng = np.random.default_rng(0)
     flat, solid = (squareform(pdist(rng.normal(size=(12, n)))) for n in (2, 5))
-    points, held = report.plane(flat)
+    points, explained = report.classical_scaling(flat)
     np.testing.assert_allclose(squareform(pdist(points)), flat, atol=1e-9)
-    assert held == pytest.approx(1)
-    points, held = report.plane(solid)
-    # The plane is a projection: no distance grows, and what it holds is what is left of the squares.
-    seen = squareform(pdist(points))
-    assert (seen <= solid + 1e-9).all()
-    assert held == pytest.approx((seen**2).sum() / (solid**2).sum())
+    assert explained == pytest.approx(1)
+    points, explained = report.classical_scaling(solid)
+    # A projection increases no distance, and explains the fraction of squared distances that it preserves.
+    projected = squareform(pdist(points))
+    assert (projected <= solid + 1e-9).all()
+    assert explained == pytest.approx((projected**2).sum() / (solid**2).sum())
     assert points.var(0)[0] > points.var(0)[1]
 
 
-def test_merged_words_keep_the_sums_and_never_move_topics_apart():
-    model = a_model(V=2_000, K=10)
-    whole = report.merged_words(model.lam, np.full(10, 0.1), 2_000)
-    np.testing.assert_allclose(whole, np.array(oracle(model)[0]), rtol=1e-6)
+def test_merging_words_preserves_sums_and_increases_no_distance():
+    model = make_model(V=2_000, K=10)
+    exact = report.merged_words(model.lam, np.full(10, 0.1), 2_000)
+    np.testing.assert_allclose(exact, np.array(oracle(model)[0]), rtol=1e-6)
     merged = report.merged_words(model.lam, np.full(10, 0.1), 300)
     assert merged.shape == (10, 300)
     np.testing.assert_allclose(merged.sum(1), 1)
-    near, far = report.jensen_shannon(merged), report.jensen_shannon(whole)
+    near, far = report.jensen_shannon(merged), report.jensen_shannon(exact)
     assert (near <= far + 1e-9).all()
     off = ~np.eye(10, dtype=bool)
     assert (near[off] / far[off]).min() > 0.9
 
 
-def test_the_map_uses_merged_words_when_there_are_many(tmp_path, monkeypatch):
-    model = a_model(V=2_000, K=10)
+def test_the_map_uses_merged_words_for_large_vocabularies(tmp_path, monkeypatch):
+    model = make_model(V=2_000, K=10)
     exact = np.array([t["at"] for t in read(write_report(tmp_path / "a.html", model))["topics"]])
-    monkeypatch.setattr(report, "_BUDGET", 300 * 50)
-    close = np.array([t["at"] for t in read(write_report(tmp_path / "b.html", model))["topics"]])
-    assert (exact != close).any()
-    np.testing.assert_allclose(pdist(close), pdist(exact), atol=0.05)
+    monkeypatch.setattr(report, "_MAX_DISTANCE_TERMS", 300 * 50)
+    approximate = np.array([t["at"] for t in read(write_report(tmp_path / "b.html", model))["topics"]])
+    assert (exact != approximate).any()
+    np.testing.assert_allclose(pdist(approximate), pdist(exact), atol=0.05)
 
 
-def test_blocks_change_nothing(tmp_path, monkeypatch):
-    model = a_model()
-    whole = write_report(tmp_path / "a.html", model).read_bytes()
-    monkeypatch.setattr(report, "_BLOCK", 450)
-    data, blocks = read(tmp_path / "a.html"), read(write_report(tmp_path / "b.html", model))
-    assert whole
+def test_the_block_size_does_not_change_the_report(tmp_path, monkeypatch):
+    model = make_model()
+    data = read(write_report(tmp_path / "a.html", model))
+    monkeypatch.setattr(report, "_BLOCK_SIZE", 450)
+    blocks = read(write_report(tmp_path / "b.html", model))
     assert {**data, "topics": None} == {**blocks, "topics": None}
     for a, b in zip(data["topics"], blocks["topics"], strict=True):
         assert (a["words"], a["p"]) == (b["words"], b["p"])
         np.testing.assert_allclose(a["at"], b["at"], rtol=2e-3)
 
 
-def test_typical_documents():
+def test_typical_documents_have_the_largest_proportions():
     rng = np.random.default_rng(0)
     theta = rng.dirichlet(np.full(4, 0.3), 100).astype(np.float32)
     theta[10] = theta[11] = [0, 1, 0, 0]
@@ -207,26 +221,26 @@ def test_typical_documents():
         best = sorted((d for d in range(100) if d not in empty), key=lambda d: (-theta[d, k], d))[:6]
         assert excerpts == [Excerpt(float(theta[d, k]), f"text {d}", f"document {d}") for d in best]
     for wrong in (texts[:-1], [*texts, "more"]):
-        with pytest.raises(ValueError, match=f"a text for each of the 100 rows of theta; got {len(wrong)}"):
+        with pytest.raises(ValueError, match=f"one text per row of theta: 100 rows, got {len(wrong)}"):
             typical_documents(theta, wrong)
     with pytest.raises(ValueError, match="documents × topics"):
         typical_documents(theta[0], texts)
 
 
-def test_the_curve_keeps_what_was_scored_and_is_thinned(tmp_path):
+def test_the_curve_contains_finite_scores_and_is_thinned(tmp_path):
     history = [{"step": t, "passes": t / 100, "score": -7 - 1 / (1 + t)} for t in range(5_000)]
     history[5:5] = [{"step": 5, "passes": 0.05, "score": None}, {"step": 6, "passes": 0.06}]
     history.append({"step": 5_000, "passes": 50.0, "score": math.nan})
-    curve = read(write_report(tmp_path / "r.html", a_model(history=history)))["curve"]
+    curve = read(write_report(tmp_path / "r.html", make_model(history=history)))["curve"]
     assert len(curve) == 400
     assert curve[0] == [0, -8, 0]
     assert curve[-1] == [49.99, pytest.approx(-7.0002, abs=1e-5), 4_999]
-    assert read(write_report(tmp_path / "r.html", a_model(history=None)))["curve"] == []
+    assert read(write_report(tmp_path / "r.html", make_model(history=None)))["curve"] == []
 
 
-def test_settings_are_written_out(tmp_path):
+def test_settings_are_formatted_as_text(tmp_path):
     settings = {"window": math.inf, "learn": True, "none": None, "nested": {"a": 1, "b": 0.25}, "device": object}
-    model = a_model(alpha=np.linspace(0.1, 0.9, 40), eta=np.float32(0.05), settings=settings)
+    model = make_model(alpha=np.linspace(0.1, 0.9, 40), eta=np.float32(0.05), settings=settings)
     shown = dict(read(write_report(tmp_path / "r.html", model))["settings"])
     assert shown["α"] == "40 numbers, 0.1 to 0.9"
     assert shown["η"] == "0.05"
@@ -238,8 +252,8 @@ def test_settings_are_written_out(tmp_path):
 # ---- the file ----
 
 
-def test_hostile_words_stay_data(tmp_path):
-    model = a_model(vocabulary=[*HOSTILE, *(f"word{i}" for i in range(len(HOSTILE), 200))])
+def test_hostile_words_are_not_parsed_as_markup(tmp_path):
+    model = make_model(vocabulary=[*HOSTILE, *(f"word{i}" for i in range(len(HOSTILE), 200))])
     model.settings = {HOSTILE[0]: HOSTILE[1]}
     documents = {0: [(0.9, HOSTILE[0] * 3), Excerpt(0.8, HOSTILE[11], HOSTILE[2])]}
     path = write_report(tmp_path / "r.html", model, documents=documents, title=HOSTILE[0] + "{{data}}")
@@ -256,9 +270,9 @@ def test_hostile_words_stay_data(tmp_path):
     assert data["title"] == HOSTILE[0] + "{{data}}"
 
 
-def test_the_page_asks_for_nothing(tmp_path):
-    page = write_report(tmp_path / "r.html", a_model()).read_text("utf-8")
-    assert set(re.findall(r"\w+://[^\s\"']+", page)) == {"http://www.w3.org/2000/svg"}  # a name, not an address
+def test_the_page_sends_no_requests(tmp_path):
+    page = write_report(tmp_path / "r.html", make_model()).read_text("utf-8")
+    assert set(re.findall(r"\w+://[^\s\"']+", page)) == {"http://www.w3.org/2000/svg"}  # a namespace, not an address
     assert not re.search(r"""\b(src|href|srcset|action)\s*=|@import|url\(|\bfetch\(|XMLHttpRequest|innerHTML""", page)
     policy = re.search('http-equiv="Content-Security-Policy" content="(.*?)"', page)[1]
     assert policy.startswith("default-src 'none'; ")
@@ -269,66 +283,67 @@ def test_the_page_asks_for_nothing(tmp_path):
         assert f"{tag}-src 'sha256-{digest}'" in policy
 
 
-def test_same_input_same_bytes_and_nothing_is_left_beside(tmp_path):
-    first = write_report(tmp_path / "a.html", a_model(), documents={0: [(0.5, "text")]})
-    second = write_report(str(tmp_path / "b.html"), a_model(), documents={0: [(0.5, "text")]})
+def test_equal_inputs_give_equal_bytes_and_no_temporary_files(tmp_path):
+    first = write_report(tmp_path / "a.html", make_model(), documents={0: [(0.5, "text")]})
+    second = write_report(str(tmp_path / "b.html"), make_model(), documents={0: [(0.5, "text")]})
     assert first.read_bytes() == second.read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "b.html"]
 
 
-def test_a_write_that_fails_leaves_the_old_report(tmp_path, monkeypatch):
-    path = write_report(tmp_path / "r.html", a_model())
+def test_a_failed_write_keeps_the_previous_report(tmp_path, monkeypatch):
+    path = write_report(tmp_path / "r.html", make_model())
     before = path.read_bytes()
 
-    def full(self, contents):
+    def disk_full(self, contents):
         with self.open("wb") as file:
             file.write(contents[:1000])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(type(path), "write_bytes", full)
+    monkeypatch.setattr(type(path), "write_bytes", disk_full)
     with pytest.raises(OSError, match="No space left"):
-        write_report(path, a_model(seed=1))
+        write_report(path, make_model(seed=1))
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_large_model_is_a_small_file(tmp_path):
+def test_the_report_of_a_large_model_is_small(tmp_path):
     rng = np.random.default_rng(0)
     lam = np.full((14_000, 100), 0.1, np.float32)
     lam[rng.integers(0, 14_000, 60_000) ** 2 // 14_000, rng.integers(0, 100, 60_000)] += rng.gamma(0.5, 50, 60_000)
-    path = write_report(tmp_path / "r.html", a_model(lam=lam, vocabulary=None))
+    path = write_report(tmp_path / "r.html", make_model(lam=lam, vocabulary=None))
     assert path.stat().st_size < 2_000_000
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"lam": np.ones(3)}, r"lam: expected words × topics, at least one of each; got shape \(3,\)"),
-        ({"lam": np.ones((3, 0))}, r"got shape \(3, 0\)"),
-        ({"lam": np.array([[1.0, np.nan]])}, "lam: expected finite numbers ≥ 0"),
-        ({"lam": np.array([[1.0, 2], [3, -1]])}, "lam: expected finite numbers ≥ 0"),
-        ({"lam": np.array([[1.0, 0], [3, 0]])}, "no topic without any words"),
-        ({"vocabulary": ["a", "b"]}, "vocabulary: expected 200 words, as lam has rows; got 2"),
-        ({"prevalence": np.ones(4)}, r"prevalence: expected 5 numbers, to fit lam; got shape \(4,\)"),
-        ({"prevalence": np.array([1, 1, 1, 1, -1])}, "prevalence: expected finite numbers ≥ 0"),
-        ({"word_counts": np.zeros(200)}, "word_counts: expected finite numbers ≥ 0, not all of them 0"),
+        ({"lam": np.ones(3)}, r"lam must have shape words × topics with at least one of each, got \(3,\)"),
+        ({"lam": np.ones((3, 0))}, r"got \(3, 0\)"),
+        ({"lam": np.array([[1.0, np.nan]])}, "lam must be finite and ≥ 0"),
+        ({"lam": np.array([[1.0, 2], [3, -1]])}, "lam must be finite and ≥ 0"),
+        ({"lam": np.array([[1.0, 0], [3, 0]])}, "a positive sum per topic"),
+        ({"vocabulary": ["a", "b"]}, "vocabulary must have 200 words, one per row of lam, got 2"),
+        ({"prevalence": np.ones(4)}, r"prevalence must have 5 numbers to match lam, got shape \(4,\)"),
+        ({"prevalence": np.array([1, 1, 1, 1, -1])}, "prevalence must be finite and ≥ 0"),
+        ({"quality": QUALITY._replace(npmi=np.zeros(4))}, "quality must be that of 5 topics, got 4"),
+        ({"word_counts": np.zeros(200)}, "word_counts must be finite and ≥ 0, with a positive sum"),
     ],
 )
-def test_parts_that_do_not_fit(tmp_path, changes, message):
+def test_parts_that_do_not_match_are_rejected(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
-        write_report(tmp_path / "r.html", a_model(**changes))
+        write_report(tmp_path / "r.html", make_model(**changes))
     assert not list(tmp_path.iterdir())
 
 
-def test_other_doors(tmp_path):
-    with pytest.raises(ValueError, match="documents: expected topics from 0 to 4; got 5"):
-        write_report(tmp_path / "r.html", a_model(), documents={5: []})
-    with pytest.raises(ValueError, match="topic 1: expected a share between 0 and 1; got nan"):
-        write_report(tmp_path / "r.html", a_model(), documents={1: [(math.nan, "text")]})
-    with pytest.raises(FileNotFoundError, match="nowhere: expected a folder to write"):
-        write_report(tmp_path / "nowhere" / "r.html", a_model())
-    with pytest.raises(IsADirectoryError, match="expected a file to write; got a folder"):
-        write_report(tmp_path, a_model())
+def test_wrong_documents_and_paths_are_rejected(tmp_path):
+    with pytest.raises(ValueError, match="documents: expected topics from 0 to 4, got 5"):
+        write_report(tmp_path / "r.html", make_model(), documents={5: []})
+    with pytest.raises(ValueError, match="topic 1: expected a share between 0 and 1, got nan"):
+        write_report(tmp_path / "r.html", make_model(), documents={1: [(math.nan, "text")]})
+    with pytest.raises(FileNotFoundError, match="missing: expected a folder to write"):
+        write_report(tmp_path / "missing" / "r.html", make_model())
+    with pytest.raises(IsADirectoryError, match="expected a file to write, got a folder"):
+        write_report(tmp_path, make_model())
 
 
 # ---- the page in a browser ----
@@ -336,12 +351,12 @@ def test_other_doors(tmp_path):
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    """One headless Chromium for all tests."""
+    """Start one headless Chromium for all tests."""
     if importlib.util.find_spec("selenium") is None:
         pytest.skip("selenium is not installed")
     programs = [shutil.which(name) for name in ("chromium", "chromedriver")]
     if None in programs:
-        pytest.skip("no chromium and chromedriver on this machine")
+        pytest.skip("chromium or chromedriver is not installed")
     from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 
     options = ChromeOptions()
@@ -359,7 +374,7 @@ def browser(tmp_path_factory):
 
 
 class Page:
-    """A report in the browser, as its reader sees it."""
+    """A report that is open in the browser."""
 
     def __init__(self, browser, path, width=1400, height=900, address=""):
         self.browser = browser
@@ -388,14 +403,14 @@ class Page:
 
         ActionChains(self.browser).send_keys(*keys).perform()
 
-    def over(self, element):
+    def hover(self, element):
         from selenium.webdriver import ActionChains
 
         ActionChains(self.browser, duration=0).move_to_element(element).perform()
 
     @property
     def topic(self):
-        """The selected topic, which heading, list, map and address agree on."""
+        """Return the selected topic; assert that heading, list, map and URL show the same one."""
         number = int(self.find("#name").text.removeprefix("Topic "))
         assert self.texts('#topics [aria-selected="true"] .number') == [str(number)]
         assert self.texts("#map text.selected") == [str(number)]
@@ -403,7 +418,7 @@ class Page:
         return number
 
     def check(self):
-        """Nothing went wrong: no complaint, no request, no injected program, no number that is none, nothing cut."""
+        """Assert no console messages, requests, injected scripts, invalid numbers or horizontal overflow."""
         assert self.browser.get_log("browser") == []
         assert self.run("return performance.getEntriesByType('resource').length") == 0
         assert self.run("return window.ran") is None
@@ -413,15 +428,15 @@ class Page:
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory):
-    """A model with hostile words among its top words, and its report."""
+    """Return a model with hostile words among its top words, and its report."""
     vocabulary = [*HOSTILE, *(f"word{i}" for i in range(len(HOSTILE), 200))]
     documents = {k: [(0.9, HOSTILE[0] + " text" * 200), (0.5, "short")] for k in range(4)}
-    model = a_model(vocabulary=vocabulary)
+    model = make_model(vocabulary=vocabulary, quality=QUALITY)
     path = tmp_path_factory.mktemp("report") / "r.html"
     return model, write_report(path, model, documents=documents, title=HOSTILE[1])
 
 
-def test_reading_a_report(browser, hostile):
+def test_topics_are_selected_by_click_and_by_key(browser, hostile):
     model, path = hostile
     page = Page(browser, path)
     prevalence = model.lam.sum(0)
@@ -448,67 +463,81 @@ def test_reading_a_report(browser, hostile):
     assert page.texts("#topics .number") == ["0", "1", "2", "3", "4"]
     circle = page.run(
         "return document.querySelectorAll('#map circle')[arguments[0]]",
-        order.index(0),  # the largest are drawn first
+        order.index(0),  # the largest circles are drawn first
     )
-    page.over(circle)
+    page.hover(circle)
     assert page.find("#note").text.startswith("Topic 0 ·")
     circle.click()
     assert page.topic == 0
     page.check()
 
 
-def test_the_slider_orders_words_as_numpy_does(browser, hostile):
+def test_the_list_shows_and_sorts_by_coherence(browser, hostile, tmp_path):
+    page = Page(browser, hostile[1], address="#topic=1")
+    assert page.find("#prevalence").text.endswith("of the corpus · NPMI −0.25 · incoherent")
+    page.find('#sort label:has([value="npmi"])').click()
+    assert page.texts("#topics .number") == ["2", "4", "0", "3", "1"]
+    assert page.texts("#topics .npmi") == ["0.30", "0.20", "0.10", "0.05", "−0.25"]
+    assert page.texts("#topics .junk .number") == ["0", "3", "1"]
+    assert page.find("#topic-3").get_attribute("title") == "near-duplicate of topic 0"
+    assert page.texts("#quality dd")[0] == "0.080"
+    page.check()
+    page = Page(browser, write_report(tmp_path / "r.html", make_model()))
+    assert page.texts("#topics .npmi") == []
+    assert not page.find('#sort label:has([value="npmi"])').is_displayed()
+    assert page.texts("#quality dt") == ["effective topics"]
+    page.check()
+
+
+def test_the_slider_sorts_words_by_relevance(browser, hostile):
     model, path = hostile
     page = Page(browser, path, address="#topic=2")
     p = model.lam[:, 2] / model.lam[:, 2].sum(dtype=np.float64)
     marginal = model.lam.sum(1, dtype=np.float64) / model.lam.sum(dtype=np.float64)
 
-    # As the page shows them: cut, and a lone surrogate as the replacement character.
-    names = [report._cut(word, 120).replace("\udc80", "\ufffd") for word in model.vocabulary]
+    # The page truncates words and shows a lone surrogate as the replacement character.
+    names = [report._truncated(word, 120).replace("\udc80", "\ufffd") for word in model.vocabulary]
 
-    def same(shown, mu):
-        """The i-th word is the i-th most relevant, up to numbers that are rounded to four digits."""
+    def assert_sorted(shown, mu):
+        """Assert that word i is the i-th most relevant word, up to rounding to four digits."""
         score = mu * np.log(p) + (1 - mu) * np.log(p / marginal)
         assert len(set(shown)) == len(shown)
         np.testing.assert_allclose(score[[names.index(word) for word in shown]], -np.sort(-score)[:30], atol=2e-3)
 
-    same(page.texts("#words button"), 0.6)
+    assert_sorted(page.texts("#words button"), 0.6)
     page.find("#by-lift").click()
-    same(page.texts("#words button"), 0)
+    assert_sorted(page.texts("#words button"), 0)
     page.find("#by-probability").click()
-    same(page.texts("#words button"), 1)
+    assert_sorted(page.texts("#words button"), 1)
     page.find("#mu").send_keys("\ue012" * 5)  # left
-    same(page.texts("#words button"), 0.75)
+    assert_sorted(page.texts("#words button"), 0.75)
     assert page.topic == 2
     assert "relevance=0.75" in page.run("return location.hash")
     page.find("#more").click()
     assert len(page.texts("#words button")) == 60
-    # Bars: the topic's part of a word is p(k|w) of all of it.
-    share = prevalence_of(model, 2) * p / marginal
+    # The bar of the topic is p(k|w) times the bar of the corpus.
+    prevalence = model.lam[:, 2].sum(dtype=np.float64) / model.lam.sum(dtype=np.float64)
+    posterior = prevalence * p / marginal
     bars = page.run(
         "return [...document.querySelectorAll('#words li[data-word]')].map((line) => "
         "[line.querySelector('button').textContent.toWellFormed(), parseFloat(line.querySelector('.own').style.width), "
         "parseFloat(line.querySelector('.all').style.width), line.querySelector('.beyond') === null])"
     )
-    for word, own, whole, complete in bars:
+    for word, own, corpus, complete in bars:
         if complete:
-            assert own / whole == pytest.approx(share[names.index(word)], rel=5e-3)
+            assert own / corpus == pytest.approx(posterior[names.index(word)], rel=5e-3)
     page.check()
 
 
-def prevalence_of(model, k):
-    return model.lam[:, k].sum(dtype=np.float64) / model.lam.sum(dtype=np.float64)
-
-
-def test_searching_a_word(browser, hostile):
+def test_a_search_sorts_topics_by_the_word(browser, hostile):
     model, path = hostile
     page = Page(browser, path)
     word = "word50"
-    shares = (model.lam[50] / model.lam[50].sum()).tolist()  # prevalence is from λ, so that p(k|w) ∝ λ_wk
-    order = sorted((k for k in range(5) if shares[k] >= 0.005), key=lambda k: -shares[k])
+    posterior = (model.lam[50] / model.lam[50].sum()).tolist()  # p(k|w) ∝ λ_wk, because the prevalence is from λ
+    order = sorted((k for k in range(5) if posterior[k] >= 0.005), key=lambda k: -posterior[k])
     page.press("/", word)
     assert page.texts("#topics .number")[: len(order)] == [str(k) for k in order]
-    assert page.find("#note").text.startswith(f"{word} lives in topic {order[0]} (")
+    assert page.find("#note").text.startswith(f"{word} occurs in topic {order[0]} (")
     assert "word" in page.find("#map").get_attribute("class")
     page.press("\ue007")  # enter
     assert page.topic == order[0]
@@ -517,22 +546,22 @@ def test_searching_a_word(browser, hostile):
     assert page.find("#search").get_attribute("value") == ""
     assert page.texts("#topics .number") == [str(k) for k in np.argsort(-model.lam.sum(0))]
     page.press("/", "nothing like this")
-    assert "Among the top words of no topic" in page.find("#found").text
+    assert "Not among the top words of any topic" in page.find("#found").text
     page.press("\ue00c")
 
-    # A pointer on a word shows where it lives; a click keeps it.
+    # Hovering over a word shows its topics in the map; a click selects the word.
     line = page.find("#words li:nth-child(4)")
-    page.over(line)
-    assert page.texts("#words .lit button") == page.texts("#words li:nth-child(4) button")
+    page.hover(line)
+    assert page.texts("#words .highlighted button") == page.texts("#words li:nth-child(4) button")
     assert "word" in page.find("#map").get_attribute("class")
-    page.over(page.find("#title"))
-    assert page.texts("#words .lit button") == []
+    page.hover(page.find("#title"))
+    assert page.texts("#words .highlighted button") == []
     page.find("#words li:nth-child(4) button").click()
     assert page.find('#sort [value="match"]').is_selected()
     page.check()
 
 
-def test_an_address_is_a_selection(browser, hostile):
+def test_the_url_contains_the_selection(browser, hostile):
     _, path = hostile
     page = Page(browser, path, address="#topic=3&relevance=0.25&word=word50")
     assert page.topic == 3
@@ -548,11 +577,11 @@ def test_an_address_is_a_selection(browser, hostile):
     page.check()
 
 
-def test_colours_can_be_read_in_both_themes(browser, hostile):
+def test_colours_have_enough_contrast_in_both_themes(browser, hostile):
     page = Page(browser, hostile[1])
     text = [
-        *(("ink", ground) for ground in ("paper", "panel", "accent-soft", "word-soft")),
-        *(("muted", ground) for ground in ("paper", "panel", "accent-soft", "word-soft")),
+        *(("ink", background) for background in ("paper", "panel", "accent-soft", "word-soft")),
+        *(("muted", background) for background in ("paper", "panel", "accent-soft", "word-soft")),
         *(
             ("accent", "panel"),
             ("accent", "accent-soft"),
@@ -573,19 +602,19 @@ def test_colours_can_be_read_in_both_themes(browser, hostile):
         low, high = sorted([luminance(one), luminance(other)])
         return (high + 0.05) / (low + 0.05)
 
-    grounds = []
+    backgrounds = []
     for _ in range(2):
         for one, other in text:
             assert contrast(one, other) >= 4.5, (one, other)
         assert contrast("edge", "panel") >= 3
-        grounds.append(luminance("paper"))
+        backgrounds.append(luminance("paper"))
         page.find("#theme").click()
-    assert min(grounds) < 0.02 < 0.8 < max(grounds)
-    assert luminance("paper") == grounds[0]
+    assert min(backgrounds) < 0.02 < 0.8 < max(backgrounds)
+    assert luminance("paper") == backgrounds[0]
     page.check()
 
 
-def test_the_policy_stops_other_programs(browser, hostile):
+def test_the_policy_blocks_other_scripts(browser, hostile):
     page = Page(browser, hostile[1])
     page.run(
         "const script = document.createElement('script'); script.textContent = 'window.ran = 1';"
@@ -593,20 +622,20 @@ def test_the_policy_stops_other_programs(browser, hostile):
         "document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=window.ran=1>')"
     )
     assert page.run("return window.ran") is None
-    complaints = browser.get_log("browser")
-    assert len(complaints) >= 2
-    assert all("Content Security Policy" in entry["message"] for entry in complaints)
+    messages = browser.get_log("browser")
+    assert len(messages) >= 2
+    assert all("Content Security Policy" in entry["message"] for entry in messages)
 
 
 @pytest.mark.parametrize("width", [360, 800, 1400])
-def test_long_words_and_texts_fit_the_screen(browser, hostile, width):
+def test_long_words_and_texts_do_not_overflow_the_screen(browser, hostile, width):
     page = Page(browser, hostile[1], width=width, height=700)
     page.check()
-    inside = page.run(
+    overflowing = page.run(
         "return [...document.querySelectorAll('main *')].filter((e) => !e.closest('.hide, #topics') && "
         "e.getBoundingClientRect().right > innerWidth + 1).map((e) => e.outerHTML.slice(0, 80).toWellFormed())"
     )
-    assert inside == []
+    assert overflowing == []
     button = page.find("#documents button")
     page.run("arguments[0].click()", button)
     assert button.text == "Less"
@@ -621,10 +650,10 @@ def test_long_words_and_texts_fit_the_screen(browser, hostile, width):
         (600, 500, {"word_counts": np.arange(600)}),
         (40, 2, {"prevalence": np.array([0.0, 1.0])}),
     ],
-    ids=["one topic", "two topics of three words", "one word", "500 topics", "a topic that nothing is of"],
+    ids=["one topic", "two topics of three words", "one word", "500 topics", "a topic with prevalence 0"],
 )
-def test_models_of_any_size(browser, tmp_path, V, K, changes):
-    model = a_model(V, K, **changes)
+def test_models_of_extreme_sizes_are_shown(browser, tmp_path, V, K, changes):
+    model = make_model(V, K, **changes)
     page = Page(browser, write_report(tmp_path / "r.html", model), width=360)
     assert len(page.texts("#topics li")) == K
     assert len(page.texts("#words button")) == min(V, 30)
@@ -633,10 +662,10 @@ def test_models_of_any_size(browser, tmp_path, V, K, changes):
     order = np.argsort(-prevalence, kind="stable").tolist()
     for k in order[:3]:
         assert page.topic == k
-        assert page.texts("#words .bar .all:not(.beyond)"), "all bars run out of the picture"
+        assert page.texts("#words .bar .all:not(.beyond)"), "all bars exceed the scale"
         page.check()
         page.press("j")
-    # Areas are prevalences; the largest circles are drawn first.
+    # The areas are the prevalences; the largest circles are drawn first.
     radii = page.run("return [...document.querySelectorAll('#map circle')].map((c) => c.r.baseVal.value)")
     areas = np.square(radii)
     np.testing.assert_allclose(areas / areas.sum(), prevalence[order] / prevalence.sum(), rtol=0.01, atol=3e-4)

@@ -26,6 +26,7 @@ from smoothgrad_jax import Corpus, init_topics
 from smoothgrad_jax.app.saved_models import SavedModel, load_model, save_model
 from smoothgrad_jax.data import durable_files
 from smoothgrad_jax.data.durable_files import LoadError, SaveError
+from smoothgrad_jax.models.topic_quality import TopicQuality
 
 V, K, D = 80, 4, 120
 
@@ -44,12 +45,16 @@ def a_model(num_words=7, num_topics=3, seed=0, **change):
     return model._replace(**change)
 
 
+QUALITY = TopicQuality(np.array([0.25, -0.1, 0.0]), 2 / 3, 2.9, [(0, 2)], {1: "incoherent", 2: "flat"}, 120)
+
+
 def assert_equal(one, other):
     for name in ("lam", "alpha", "eta", "num_docs", "prevalence", "word_counts"):
         a, b = (getattr(each, name) for each in (one, other))
         assert (a is None) == (b is None), name
         np.testing.assert_array_equal(a, b, err_msg=name, strict=a is not None and np.ndim(a) > 0)
     assert one.vocabulary == other.vocabulary
+    assert repr(one.quality) == repr(other.quality)
     assert repr((one.settings, one.history)) == repr((other.settings, other.history))  # NaN differs from itself
 
 
@@ -59,6 +64,7 @@ MODELS = {
     "float64": a_model(lam=np.random.default_rng(1).random((7, 3)) + 1e-300),
     "priors": a_model(alpha=np.array([0.1, 0.2, 0.3]), eta=np.full((7, 1), 0.5, np.float32)),
     "counted": a_model(prevalence=np.array([0.5, 0.5, 0.0]), word_counts=np.arange(7)),
+    "measured": a_model(quality=QUALITY),
 }
 
 
@@ -71,11 +77,11 @@ def test_a_model_is_read_as_it_was_written(tmp_path, model):
 def test_the_first_folders_did_not_name_the_kind_of_model(tmp_path):
     save_model(tmp_path, a_model())
     path = tmp_path / "model.json"
-    facts = json.loads(path.read_text())
-    assert facts.pop("model") == "lda"
-    facts.pop("checksum")
+    metadata = json.loads(path.read_text())
+    assert metadata.pop("model") == "lda"
+    metadata.pop("checksum")
     path.unlink()
-    durable_files.write_json(path, facts)
+    durable_files.write_json(path, metadata)
     assert_equal(load_model(tmp_path), a_model())
 
 
@@ -226,12 +232,12 @@ def test_a_forged_model_executes_nothing(tmp_path, monkeypatch, how):
             np.lib.format.write_array_header_1_0(file, about)
     else:
         np.save(path, a_model().lam * (-1 if how == "negative" else math.inf))
-    facts = json.loads(Path("model/model.json").read_text())
+    metadata = json.loads(Path("model/model.json").read_text())
     content = path.read_bytes()
-    facts["files"]["lam.npy"] |= {"bytes": len(content), "crc32": f"{zlib.crc32(content):08x}"}
-    facts.pop("checksum")
+    metadata["files"]["lam.npy"] |= {"bytes": len(content), "crc32": f"{zlib.crc32(content):08x}"}
+    metadata.pop("checksum")
     Path("model/model.json").unlink()
-    durable_files.write_json("model/model.json", facts)
+    durable_files.write_json("model/model.json", metadata)
     with pytest.raises(LoadError, match="model"):
         load_model("model")
     assert not Path("ran").exists()
@@ -240,13 +246,13 @@ def test_a_forged_model_executes_nothing(tmp_path, monkeypatch, how):
 def test_folders_without_a_model_are_named(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
-    for name, facts in {
+    for name, metadata in {
         "foreign": {"format": "other", "version": 1},
         "newer": {"format": "smoothgrad model", "version": 2},
         "network": {"format": "smoothgrad model", "version": 1, "model": "network"},
     }.items():
         (tmp_path / name).mkdir()
-        durable_files.write_json(tmp_path / name / "model.json", facts)
+        durable_files.write_json(tmp_path / name / "model.json", metadata)
     for name, message in (
         ("nothing", "nothing: expected the folder of a model, which does not exist"),
         ("file", "expected the folder of a model, got a file"),
@@ -275,6 +281,7 @@ def test_folders_without_a_model_are_named(tmp_path):
         ({"vocabulary": [*"abcdef", "\ud800"]}, "word 6 of the vocabulary cannot be stored as a line of UTF-8"),
         ({"prevalence": np.ones(7)}, r"prevalence must have shape \(3,\)"),
         ({"word_counts": -np.ones(7)}, "word_counts must not be negative"),
+        ({"quality": QUALITY._replace(npmi=np.zeros(2))}, "quality must be that of 3 topics, got 2"),
         ({"settings": {"a": {1, 2}}}, "settings must be a value that JSON can represent, got set"),
     ],
 )

@@ -260,7 +260,7 @@ def test_sweep_copies_no_ring():
         return {"moving": params["moving"] * x.mean(), "same": jnp.ones((300, 64)) * x.mean()}, None
 
     params = {"moving": jnp.ones((300, 64)), "same": jnp.ones((300, 64))}
-    inputs = (FunctionModel(step, 0.1), params, jnp.ones((9, 2)), jnp.full(9, 0.1), jnp.array([1.0, 5.0, 20.0]))
+    inputs = (FunctionModel(step, 0.1), params, jnp.ones((9, 2)), jnp.full(9, 0.1), jnp.array([1.0, 5.0, 20.0]), None)
     compiled = svi._sweep.lower(*inputs, kind=Moving(20), warmup="mean", record=None).compile()
     loops, _ = compiled.as_text().split("ENTRY")  # what is done once, before the first step, stands in the entry
     assert "f32[3,21,300,64]" in loops

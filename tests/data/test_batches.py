@@ -1,4 +1,4 @@
-"""Packing: what goes in comes out, in every form, and bad input is named."""
+"""Test packing: counts are unchanged in every form of input, and errors name the document."""
 
 import hypothesis.extra.numpy as hnp
 import hypothesis.strategies as st
@@ -13,7 +13,7 @@ from smoothgrad_jax.models.lda.document_fit import _tile_parts
 
 
 def unpack(batch):
-    """The documents of a batch, read tile by tile as the compiled program does: a dense [B, V]."""
+    """Return the documents of a batch as a dense [B, V], read tile by tile as in the compiled program."""
     dense = np.zeros((batch.size, int(batch.num_words)))
     for d in range(batch.size):
         start, length = batch.offsets[d], batch.offsets[d + 1] - batch.offsets[d]
@@ -34,7 +34,7 @@ def unpack(batch):
 
 
 def padded(batch):
-    """Rows of all tiles that the documents use."""
+    """Return the number of rows of all tiles that the documents use."""
     return sum(
         size * int(wanted)
         for n in np.diff(batch.offsets)
@@ -72,7 +72,7 @@ def test_pack_selects_and_stacks_rows(X, data):
     np.testing.assert_array_equal(unpack(pack(X, rows[0])), X[rows[0]])
 
 
-def test_tiles_waste_less_than_eight_rows(rng):
+def test_tiles_have_less_than_eight_padded_rows(rng):
     lengths = np.arange(1, 3000)
     words, indptr = np.concatenate([np.arange(n) for n in lengths]), np.concatenate([[0], np.cumsum(lengths)])
     X = scipy.sparse.csr_array((np.ones(lengths.sum()), words, indptr), shape=(len(lengths), 3000))
@@ -81,15 +81,15 @@ def test_tiles_waste_less_than_eight_rows(rng):
     assert batch.tiles == (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
-def test_the_last_tile_has_room():
-    """32 entries, a power of two, and a last document whose tiles reach beyond them."""
+def test_the_capacity_includes_the_last_tile():
+    """There are 32 entries, a power of two, and the tiles of the last document extend beyond them."""
     X = np.zeros((2, 40))
     X[0, :13], X[1, :19] = 1, 2
     np.testing.assert_array_equal(unpack(pack(X)), X)
 
 
 def test_batches_of_one_size_share_their_shapes(rng):
-    """With lengths as real documents have them: from 1 to 2000 words."""
+    """Documents have 1 to 2000 words, with a realistic distribution."""
     lengths = np.clip(rng.lognormal(4.2, 0.9, 3000), 1, 2000).astype(int)
     indices = np.concatenate([rng.choice(3000, n, replace=False) for n in lengths])
     X = scipy.sparse.csr_array(
@@ -102,14 +102,14 @@ def test_batches_of_one_size_share_their_shapes(rng):
     assert len(shapes) <= 2
 
 
-def test_empty_documents_keep_their_row():
+def test_empty_documents_are_kept():
     batch = pack(np.array([[0, 0], [1, 2], [0, 0]]))
     assert batch.size == 3
     np.testing.assert_array_equal(unpack(batch), [[0, 0], [1, 2], [0, 0]])
     np.testing.assert_array_equal(unpack(pack(np.zeros((2, 3)))), 0)
 
 
-def test_duplicate_and_explicit_zero_entries():
+def test_duplicate_entries_are_added_and_zeros_ignored():
     X = scipy.sparse.coo_array(([1.0, 2.0, 0.0], ([0, 0, 1], [1, 1, 2])), shape=(2, 3))
     np.testing.assert_array_equal(unpack(pack(X)), [[0, 3, 0], [0, 0, 0]])
     np.testing.assert_array_equal(unpack(pack([([1, 1], [1, 2])], num_words=3)), [[0, 3, 0]])
@@ -161,37 +161,37 @@ def test_float64_is_kept_and_integers_become_float32():
         (scipy.sparse.eye_array(3) * 1j, "counts must be real numbers"),
     ],
 )
-def test_bad_input_is_named(X, message):
+def test_errors_name_the_document(X, message):
     with pytest.raises(ValueError, match=message):
         pack(X, num_words=3)
 
 
 @pytest.mark.parametrize("rows", [[5], [-1], [], [[[0]]], [0.5], 0])
-def test_bad_rows_are_named(rows):
+def test_invalid_rows_are_errors(rows):
     with pytest.raises(ValueError, match="rows must"):
         pack(np.eye(3), rows)
 
 
-def test_rows_of_a_small_dtype():
+def test_rows_of_a_small_dtype_do_not_overflow():
     X = np.arange(1, 301)[:, None] * np.ones((1, 6))
     for rows in (np.array([127], np.int8), np.array([255, 0], np.uint8)):
         np.testing.assert_array_equal(unpack(pack(X, rows)), X[rows])
 
 
-def test_counts_beyond_float32_are_refused():
+def test_counts_beyond_float32_are_errors():
     with pytest.raises(ValueError, match=r"document 0: the count of word 1 is 1e\+39"):
         pack([([0, 1], [1, 1e39])])
     assert pack(np.ones((2, 3), np.longdouble)).counts.dtype == np.float64
 
 
-def test_list_without_num_words():
+def test_num_words_of_a_list_is_the_largest_id_plus_one():
     assert pack([([4], [1])]).num_words == 5
     assert pack([([], [])]).num_words == 1
 
 
 @settings(deadline=None, max_examples=100)
 @given(matrices, st.integers(0, 99))
-def test_split_deals_out_every_token(X, seed):
+def test_split_assigns_every_token_to_one_half(X, seed):
     X = np.minimum(X, 50)
     observed, held_out = split_tokens(X, np.random.default_rng(seed))
     np.testing.assert_allclose((observed + held_out).toarray(), X, rtol=1e-6, atol=1e-6)
@@ -199,7 +199,7 @@ def test_split_deals_out_every_token(X, seed):
     assert (held_out.toarray() >= 0).all()
 
 
-def test_split_halves_whole_tokens_at_random():
+def test_split_assigns_tokens_at_random():
     X = np.array([[3, 0, 4, 1], [1, 0, 0, 0], [0, 0, 0, 0], [0, 1, 0, 1]] * 50)
     observed, held_out = split_tokens(X, np.random.default_rng(0))
     assert (observed.toarray() % 1 == 0).all()
@@ -207,10 +207,10 @@ def test_split_halves_whole_tokens_at_random():
     np.testing.assert_array_equal((observed + held_out).toarray(), X)
     again, _ = split_tokens(X, np.random.default_rng(0))
     np.testing.assert_array_equal(observed.toarray(), again.toarray())
-    # Tokens are dealt without regard to the word: of 8, three of word 0, a half has 1.5 of it on average.
+    # A half of 8 tokens, three of which are word 0, has 1.5 tokens of word 0 on average.
     assert observed.toarray()[::4, 0].mean() == pytest.approx(1.5, abs=0.35)
 
 
-def test_csr_takes_what_pack_takes(rng):
+def test_canonical_csr_accepts_other_sparse_formats(rng):
     X = (rng.random((5, 4)) < 0.5).astype(np.float32)
     np.testing.assert_array_equal(canonical_csr(scipy.sparse.csc_matrix(X)).toarray(), X)

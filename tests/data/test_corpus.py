@@ -1,4 +1,4 @@
-"""The corpus, which documents a step gets, and packing ahead."""
+"""Test the corpus, the sampling of documents, and prefetching."""
 
 import threading
 
@@ -36,8 +36,8 @@ def test_a_part_must_exist(X, bounds):
         Corpus.of(X).part(*bounds)
 
 
-def test_memory_mapped_arrays(X, tmp_path):
-    """Types as files have them: int64 offsets, int32 ids, small counts; nothing is loaded or converted as a whole."""
+def test_memory_mapped_arrays_are_packed(X, tmp_path):
+    """Arrays of the types in corpus folders are packed without a conversion of the corpus."""
     arrays = {
         "indptr": X.indptr.astype(np.int64),
         "indices": X.indices.astype(np.int32),
@@ -63,21 +63,21 @@ def test_minibatches_of_one_size_have_one_shape(rng):
     assert len(shapes) == 1
 
 
-def test_what_does_not_fit_the_layout_is_packed_all_the_same(X):
+def test_a_batch_that_exceeds_the_layout_is_packed(X):
     corpus = Corpus.of(X)
-    narrow = Layout(8, 20, 3)
+    narrow = Layout(8, 20, 3, 8)
     np.testing.assert_array_equal(unpack(corpus.pack(np.arange(60), narrow)), X.toarray())
-    batch = corpus.pack(np.arange(60), Layout(0, 0, 0))
+    batch = corpus.pack(np.arange(60), Layout(0, 0, 0, 0))
     np.testing.assert_array_equal(unpack(batch), X.toarray())
 
 
-def test_a_corpus_of_empty_documents():
+def test_a_corpus_of_empty_documents_is_packed():
     corpus = Corpus.of(np.zeros((4, 3)))
     batch = corpus.pack(np.arange(4), corpus.layout(4))
     np.testing.assert_array_equal(unpack(batch), np.zeros((4, 3)))
 
 
-def test_bad_rows_are_named(X):
+def test_invalid_rows_are_errors(X):
     corpus = Corpus.of(X)
     layout = corpus.layout(3)
     with pytest.raises(ValueError, match=r"rows must lie in 0 … 59; got 2 … 60"):
@@ -103,13 +103,13 @@ def test_counts_in_memory_are_checked_when_a_corpus_is_made(tmp_path, count, wor
     np.save(tmp_path / "data.npy", bad.data)
     on_disk = Corpus.of(bad._replace(data=np.load(tmp_path / "data.npy", mmap_mode="r")))
     with pytest.raises(ValueError, match=message):
-        on_disk.pack([0, 1], Layout(8, 20, 3))
+        on_disk.pack([0, 1], Layout(8, 20, 3, 8))
 
 
 @pytest.mark.parametrize("batch_size", [7, 20, 64, 150])
-def test_passes_hold_every_document_once(batch_size):
+def test_passes_contain_every_document_once(batch_size):
     D, key = 64, jax.random.key(3)
-    steps = 3 * D  # so many that the passes below are whole
+    steps = 3 * D  # enough for the passes below
     drawn = np.concatenate([sample(key, step, D, batch_size) for step in range(steps * 3 // batch_size + 1)])
     for number in range(3):
         assert sorted(drawn[number * D : (number + 1) * D]) == list(range(D))
@@ -132,7 +132,7 @@ def test_sampling_with_replacement_is_uniform():
     assert ((counts - 1000) ** 2 / 1000).sum() < 43.8  # χ² with 19 degrees of freedom, p = 0.001
 
 
-def test_prefetch_is_map_ahead_in_another_thread():
+def test_prefetch_computes_map_in_another_thread():
     begun, here = [], threading.get_ident()
 
     def square(i):
@@ -147,14 +147,14 @@ def test_prefetch_is_map_ahead_in_another_thread():
     assert all(thread != here for _, thread in begun)
 
 
-def test_prefetch_raises_in_turn():
+def test_prefetch_raises_after_the_preceding_results():
     results = prefetch(lambda i: 6 // (3 - i), range(9), depth=4)
     assert [next(results) for _ in range(3)] == [2, 3, 6]
     with pytest.raises(ZeroDivisionError):
         next(results)
 
 
-def test_prefetch_does_not_run_away():
+def test_prefetch_computes_no_more_than_its_depth_in_advance():
     begun = []
     results = prefetch(begun.append, range(1000), depth=3)
     next(results)

@@ -1,4 +1,4 @@
-"""Corpora on disk: what is written, what is read, and what is refused."""
+"""Test corpus folders: writing, reading, and errors for damaged folders."""
 
 import contextlib
 import gzip
@@ -69,7 +69,7 @@ def dense(stored):
 
 
 def check(stored):
-    """What holds for every corpus, whatever it holds."""
+    """Check the properties that every corpus has."""
     (indptr, indices, data, num_words), vocabulary, manifest = stored
     lengths = np.diff(indptr)
     assert indptr[0] == 0
@@ -86,9 +86,9 @@ def check(stored):
     assert manifest["dropped"]["empty_documents"] == (lengths == 0).sum()
 
 
-@pytest.fixture(name="small_pieces")
-def many_small_pieces(monkeypatch):
-    """Chunks, spools and lists of words so small that there are many of them, on disk."""
+@pytest.fixture(name="small_chunks")
+def use_small_chunks(monkeypatch):
+    """Use many small chunks and spools, on disk."""
     monkeypatch.setattr(text, "_CHUNK", 60)
     monkeypatch.setattr(counting, "_SPOOL_WORDS", 3)
     monkeypatch.setattr(counting, "_SPOOL_BYTES", 100)
@@ -105,7 +105,7 @@ LIMITS = st.fixed_dictionaries(
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(TEXTS, TOKENS, st.just(ALL) | LIMITS, st.booleans())
-def test_text_becomes_what_scikit_learn_makes_of_it(tmp_path_factory, small_pieces, texts, options, limits, to_disk):
+def test_text_is_counted_as_by_scikit_learn(tmp_path_factory, small_chunks, texts, options, limits, to_disk):
     sklearn = CountVectorizer(**options, **limits)
     try:
         expected = sklearn.fit_transform(texts).toarray() if texts else None
@@ -128,10 +128,10 @@ def test_text_becomes_what_scikit_learn_makes_of_it(tmp_path_factory, small_piec
     assert expected is None or any("\n" in word for word in sklearn.get_feature_names_out())
 
 
-def test_a_folder_holds_what_is_read(tmp_path):
-    told = []
-    stored = convert(Texts(TALES), tmp_path / "a" / "tales", jobs=1, progress=lambda *args: told.append(args), **ALL)
-    assert told == [(10, None)]
+def test_a_folder_has_the_content_that_is_read(tmp_path):
+    reports = []
+    stored = convert(Texts(TALES), tmp_path / "a" / "tales", jobs=1, progress=lambda *args: reports.append(args), **ALL)
+    assert reports == [(10, None)]
     again = read(Texts(TALES), **ALL)
     np.testing.assert_array_equal(dense(stored), dense(again))
     assert stored.vocabulary == again.vocabulary == ["dust", "dusty", "moon", "star"]
@@ -140,7 +140,7 @@ def test_a_folder_holds_what_is_read(tmp_path):
     assert stored.manifest == json.loads(json.dumps(again.manifest))
     assert stored.manifest["num_docs"] == 10
     assert stored.manifest["dropped"]["empty_documents"] == 4
-    # The file formats are what the table says, readable without us.
+    # The files have the documented formats, which other programs can read.
     folder = tmp_path / "a" / "tales"
     assert {path.name for path in folder.iterdir()} == {*files, "manifest.json"}
     for name, file in files.items():
@@ -157,8 +157,8 @@ def test_a_folder_holds_what_is_read(tmp_path):
     np.testing.assert_array_equal(new.counts.toarray(), dense(stored))
 
 
-def test_from_files(tmp_path):
-    """With the readers: text with a vocabulary and without, counts with names and without."""
+def test_corpora_are_converted_from_files(tmp_path):
+    """Text with and without a vocabulary, counts with and without words."""
     tales = tmp_path / "tales.jsonl.gz"
     with gzip.open(tales, "wt") as file:
         file.writelines(json.dumps({"id": i, "body": each}) + "\n" for i, each in enumerate(TALES))
@@ -182,7 +182,7 @@ def test_from_files(tmp_path):
     assert not (tmp_path / "short").exists()
 
 
-def test_defaults_for_tiny_corpora():
+def test_the_default_limits_keep_the_words_of_small_corpora():
     assert read(Texts(["a star"])).vocabulary == ["star"]
     assert read(Texts(["star moon", "star sun", "star dust"])).vocabulary == ["dust", "moon", "star", "sun"]
     common = [f"star w{'abcdefghij'[i % 10]}xx" for i in range(40)]
@@ -193,7 +193,7 @@ def test_defaults_for_tiny_corpora():
         read(Texts([]))
 
 
-def test_a_vocabulary_for_text(tmp_path, small_pieces):
+def test_text_is_counted_with_a_given_vocabulary(tmp_path, small_chunks):
     stored = convert(Texts(TALES), tmp_path / "tales", vocabulary=["star", "comet", "dust"])
     assert stored.vocabulary == ["star", "comet", "dust"]
     assert dense(stored).tolist() == [[1, 0, 0], [0, 0, 0], [0, 0, 0], [1, 0, 1], [0, 0, 0]] * 2
@@ -207,7 +207,7 @@ def test_a_vocabulary_for_text(tmp_path, small_pieces):
     assert nothing.corpus.shape == (10, 1)
     assert nothing.manifest["num_tokens"] == 0
     check(nothing)
-    with pytest.raises(ValueError, match="leave out min_df"):
+    with pytest.raises(ValueError, match="omit min_df"):
         read(Texts(TALES), vocabulary=["star"], min_df=2)
 
 
@@ -219,7 +219,7 @@ TABLES = st.integers(1, 5).flatmap(
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(TABLES, st.integers(1, 4), st.sampled_from([np.int64, np.float32, np.float64]), st.booleans())
-def test_counts_stay_what_they_are(small_pieces, table, pieces, dtype, halved):
+def test_counts_are_unchanged(small_chunks, table, pieces, dtype, halved):
     X = np.array(table, dtype) / (2 if halved else 1)
     stored = read(Counts([part for part in np.array_split(X, pieces) if len(part)], num_words=X.shape[1]))
     np.testing.assert_array_equal(dense(stored), X.astype(np.float32) if stored.corpus.data.dtype == np.float32 else X)
@@ -229,7 +229,7 @@ def test_counts_stay_what_they_are(small_pieces, table, pieces, dtype, halved):
     check(stored)
 
 
-def test_words_of_counts_are_removed_only_if_asked(tmp_path):
+def test_words_of_counts_are_removed_only_by_given_limits(tmp_path):
     X = np.array([[1, 0, 2, 0, 1], [1, 3, 0, 0, 0], [1, 0, 0, 0, 0], [5, 1, 0, 0, 0]])
     source = Counts([X[:1], X[1:]], vocabulary=list("abcde"))
     assert read(source).vocabulary == list("abcde")
@@ -249,12 +249,12 @@ def test_words_of_counts_are_removed_only_if_asked(tmp_path):
     assert rare.vocabulary == list("bcde")
     assert rare.manifest["dropped"]["documents_that_lost_all_words"] == 1
     assert read(source, max_features=2).vocabulary == ["a", "b"]
-    with pytest.raises(CorpusError, match=r"min_df=5 asks for 5 documents or more, .* of 4; lower min_df$"):
+    with pytest.raises(CorpusError, match=r"min_df=5 requires 5 documents or more, .* of 4; lower min_df$"):
         convert(source, tmp_path / "none", min_df=5)
     assert [path.name for path in tmp_path.iterdir()] == ["common"]
 
 
-def test_a_vocabulary_for_counts():
+def test_counts_are_matched_with_a_given_vocabulary():
     X = np.array([[1, 2, 4], [0, 0, 8], [0.5, 0, 0]])
     source = Counts([X], vocabulary=["star", "moon", "star"])
     stored = read(source, vocabulary=["comet", "star"])
@@ -274,11 +274,11 @@ def test_a_folder_is_a_source(tmp_path, monkeypatch):
         np.testing.assert_array_equal(dense(again), dense(first))
         assert again.vocabulary == first.vocabulary
     assert read(source, min_df=4).vocabulary == ["dust", "moon", "star"][1:]
-    # Onto itself, from itself.
+    # A corpus folder can replace itself.
     assert convert(source, tmp_path / "first", min_df=4, overwrite=True).vocabulary == ["moon", "star"]
 
 
-def test_more_words_than_two_bytes_can_name():
+def test_more_than_65536_words_have_ids_of_four_bytes():
     wide = Block(np.array([0, 2, 3]), np.array([0, 65_535, 7], np.int32), np.array([1, 2, 3], np.float32))
     assert read(Counts([wide])).corpus.indices.dtype == np.uint16
     stored = read(Counts([wide._replace(indices=np.array([0, 65_536, 7], np.int32))]))
@@ -286,8 +286,8 @@ def test_more_words_than_two_bytes_can_name():
     check(stored)
 
 
-def test_training_reads_the_files_in_place(tmp_path):
-    """Both types of ids, with the largest that fit, pack as the same counts in memory do."""
+def test_a_memory_mapped_corpus_packs_as_one_in_memory(tmp_path):
+    """Both types of word ids, with their largest values."""
     rng = np.random.default_rng(0)
     for num_words in (300, 65_536, 70_000):
         X = scipy.sparse.random_array((200, num_words), density=8 / num_words, rng=rng, format="lil")
@@ -303,7 +303,7 @@ def test_training_reads_the_files_in_place(tmp_path):
                 np.testing.assert_array_equal(a, b)
 
 
-def test_an_existing_folder_is_safe(tmp_path):
+def test_an_existing_folder_is_replaced_only_by_a_complete_corpus(tmp_path):
     out = tmp_path / "out"
     convert(Texts(["star"]), out)
     with pytest.raises(CorpusError, match="out: exists already"):
@@ -313,7 +313,7 @@ def test_an_existing_folder_is_safe(tmp_path):
         convert(Texts(["1"]), out, overwrite=True)
     assert open_folder(out).vocabulary == ["star"]
     assert convert(Texts(["moon"]), out, overwrite=True).vocabulary == ["moon"]
-    with pytest.MonkeyPatch.context() as patch:  # interrupted between the two names
+    with pytest.MonkeyPatch.context() as patch:  # interrupted between the two renames
         rename = Path.rename
 
         def interrupted(path, target):
@@ -330,7 +330,7 @@ def test_an_existing_folder_is_safe(tmp_path):
     (other / "thesis.txt").write_text("years of work")
     for path in (other, other / "thesis.txt"):
         assert not is_folder(path)
-        with pytest.raises(CorpusError, match="is not a corpus folder, so that it is not overwritten"):
+        with pytest.raises(CorpusError, match="is not a corpus folder; it is not overwritten"):
             convert(Texts(["moon"]), path, overwrite=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "out"]
 
@@ -340,7 +340,7 @@ class BrokenError(Exception):
 
 
 @pytest.mark.parametrize("error", [BrokenError, KeyboardInterrupt, CorpusError])
-def test_a_failed_conversion_leaves_nothing(tmp_path, error, small_pieces):
+def test_a_failed_conversion_leaves_nothing(tmp_path, error, small_chunks):
     def documents():
         yield from TALES
         raise error
@@ -350,7 +350,7 @@ def test_a_failed_conversion_leaves_nothing(tmp_path, error, small_pieces):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk(tmp_path):
+def test_a_full_disk_is_an_error(tmp_path):
     X = np.ones((100, 100))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     for limit, spool in ((3_000, 1 << 20), (3_000, 100)):
@@ -365,7 +365,7 @@ def test_a_full_disk(tmp_path):
         assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written(tmp_path):
+def test_a_path_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CorpusError, match=r"out: cannot be written: .*file"):
         convert(Texts(["star"]), tmp_path / "file" / "out")
@@ -425,7 +425,7 @@ DAMAGE = [
 
 
 @pytest.mark.parametrize(("damage", "message"), DAMAGE)
-def test_a_damaged_folder_is_refused(folder, tmp_path, damage, message):
+def test_a_damaged_folder_is_an_error(folder, tmp_path, damage, message):
     shutil.copytree(folder, tmp_path / "copy")
     damage(tmp_path / "copy")
     with pytest.raises(CorpusError, match=message):
@@ -434,8 +434,8 @@ def test_a_damaged_folder_is_refused(folder, tmp_path, damage, message):
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_any_change_is_found(folder, tmp_path_factory, data):
-    """Without ``verify`` a changed byte may pass, or is a named error; with it every change of an array is found."""
+def test_any_change_of_a_byte_is_detected(folder, tmp_path_factory, data):
+    """Without ``verify`` a changed byte may raise CorpusError; with ``verify`` every change of an array does."""
     copy = tmp_path_factory.mktemp("copy") / "copy"
     shutil.copytree(folder, copy)
     path = copy / data.draw(st.sampled_from(sorted(each.name for each in folder.iterdir())))
@@ -450,17 +450,17 @@ def test_any_change_is_found(folder, tmp_path_factory, data):
             open_folder(copy, verify=True)
 
 
-def test_verify_passes_what_is_whole(folder):
+def test_verify_accepts_a_complete_folder(folder):
     assert open_folder(folder, verify=True).vocabulary == ["dust", "dusty", "moon", "star"]
 
 
-def test_a_word_that_cannot_stand_on_a_line(tmp_path):
+def test_a_word_with_a_line_break_is_an_error(tmp_path):
     with pytest.raises(CorpusError, match=r"cannot be a line of vocabulary\.txt; for text, try another"):
         convert(Texts(["a\nb,c"]), tmp_path / "out", token_pattern="[^,]+")
 
 
-def test_ids_that_nothing_bears_out_are_refused(tmp_path):
-    """An array as long as the largest id would take 15 GB."""
+def test_implausibly_large_ids_are_errors(tmp_path):
+    """An array with an element per id would need 15 GB."""
     for kind, line in (("svmlight", b"1 2000000000:3\n"), ("ldac", b"1 2000000000:3\n")):
         path = tmp_path / kind
         path.write_bytes(line)
@@ -473,7 +473,7 @@ def test_ids_that_nothing_bears_out_are_refused(tmp_path):
     st.sampled_from([None, *(name for name in formats.NAMES if name != "folder")]),
 )
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-def test_any_bytes_are_a_corpus_or_a_complaint(tmp_path, data, kind):
+def test_any_bytes_are_a_corpus_or_a_corpus_error(tmp_path, data, kind):
     path = tmp_path / "any"
     shutil.rmtree(path, ignore_errors=True)
     path.unlink(missing_ok=True)

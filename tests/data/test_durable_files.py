@@ -1,4 +1,4 @@
-"""Durable files: what is read is what was written, or an error that names the file; a name means completeness."""
+"""Test durable files: they are read as written, or the error names the file; replacement is atomic."""
 
 import json
 import os
@@ -32,13 +32,7 @@ def test_bfloat16_is_stored_as_bits(tmp_path):
     assert np.load(tmp_path / "a.npy").dtype == np.uint16
 
 
-def test_pieces_of_an_array_are_written_as_one_array(tmp_path):
-    pieces = [np.ones((2, 3), np.float32), np.zeros((1, 3), np.float32)]
-    entry = durable_files.write_array(tmp_path / "a.npy", pieces)
-    np.testing.assert_array_equal(durable_files.read_array(tmp_path / "a.npy", entry), np.concatenate(pieces))
-
-
-def test_a_file_that_is_not_what_was_written_is_refused(tmp_path):
+def test_a_changed_file_is_an_error(tmp_path):
     path = tmp_path / "file"
     entry = durable_files.write_file(path, [b"abc", np.frombuffer(b"def", np.uint8)])
     durable_files.verify(path, entry)
@@ -60,7 +54,7 @@ def test_a_file_that_is_not_what_was_written_is_refused(tmp_path):
         durable_files.verify(path, None)
 
 
-def test_bytes_that_are_not_an_array_are_refused(tmp_path):
+def test_bytes_that_are_not_an_array_are_an_error(tmp_path):
     entry = durable_files.write_file(tmp_path / "a.npy", [b"\x93NUMPY\x01\x00nothing"])
     with pytest.raises(LoadError, match=r"a\.npy: damaged: expected an array"):
         durable_files.read_array(tmp_path / "a.npy", entry)
@@ -91,7 +85,7 @@ def test_json_contains_its_own_checksum(tmp_path):
         durable_files.read_json(path, "thing", 2)
 
 
-def test_values_as_json_returns_them():
+def test_values_are_converted_as_by_json():
     values = {"a": (1, np.float32(0.5)), "b": np.arange(2), "c": None}
     assert durable_files.json_values("settings", values) == {"a": [1, 0.5], "b": [0, 1], "c": None}
     with pytest.raises(ValueError, match="settings must be a value that JSON can represent, got object"):
@@ -127,7 +121,7 @@ def test_a_path_is_replaced_when_its_content_is_complete(tmp_path, kind):
     assert {each.name for each in tmp_path.iterdir()} - {"elsewhere"} == {"path"}
 
 
-def test_a_folder_that_cannot_be_renamed_stays(tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_replaced_is_unchanged(tmp_path, monkeypatch):
     path = tmp_path / "path"
     path.mkdir()
     rename, calls = os.rename, []
@@ -145,7 +139,7 @@ def test_a_folder_that_cannot_be_renamed_stays(tmp_path, monkeypatch):
     assert not list(path.iterdir())
 
 
-def test_errors_of_the_system_say_what_is_left(tmp_path):
+def test_system_errors_name_the_path_and_the_remaining_data(tmp_path):
     message = r"x: could not be written: .*; nothing is left"
     with pytest.raises(SaveError, match=message) as caught, durable_files.saving("x", lambda: "nothing is left"):
         durable_files.write_file(tmp_path / "missing" / "file", [])

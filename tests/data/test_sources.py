@@ -1,4 +1,4 @@
-"""Files of documents: every format and packing against scipy's own matrices, every complaint, and any bytes at all."""
+"""Test the formats against scipy matrices, for every compression, every error message, and arbitrary bytes."""
 
 import bz2
 import csv
@@ -24,12 +24,12 @@ from smoothgrad_jax.data.sources import open_source, recognise
 
 TEXT_FORMATS = tuple(name for name in formats.NAMES if formats.get(name).texts)
 COUNT_FORMATS = tuple(name for name in formats.NAMES if formats.get(name).blocks and name != "folder")
-PACKING = {"plain": bytes, "gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
+COMPRESSION = {"plain": bytes, "gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
 TEXTS = ["the cat sat", "ein Satz, mit “Zeichen”", 'say "hello"\tto all', "δοκιμή 文書 🙂"]
 
 
 def matrix(seed=0, shape=(23, 17), fractions=False):
-    """A table with empty first, last and middle documents."""
+    """Return a matrix with empty first, last and middle documents."""
     rng = np.random.default_rng(seed)
     table = rng.poisson(0.4, shape) * rng.choice([1, 0.25, 2.5] if fractions else [1, 100], shape)
     table[[0, 7, 8, -1]] = 0
@@ -98,7 +98,7 @@ def file(folder, data, name="corpus"):
 
 
 def joined(source):
-    """All blocks as one matrix, after a look at what each promises."""
+    """Return all blocks as one matrix, after a check of each block."""
     indptr, indices, data = [np.zeros(1, np.int64)], [], []
     for block in source.blocks():
         assert (block.indptr.dtype, block.indices.dtype, block.data.dtype) == (np.int64, np.int32, np.float32)
@@ -125,9 +125,9 @@ def assert_same(found, expected):
     np.testing.assert_array_equal(*pad)
 
 
-@pytest.fixture(params=[None, 64], ids=["whole", "in pieces"])
-def pieces(request, monkeypatch):
-    """With and without the limits that only large files meet."""
+@pytest.fixture(params=[None, 64], ids=["one chunk", "many chunks"])
+def chunks(request, monkeypatch):
+    """Run with the usual sizes of chunks and blocks, and with small ones."""
     if request.param:
         monkeypatch.setattr(compressed_files, "CHUNK_BYTES", request.param)
         monkeypatch.setattr(count_blocks, "BLOCK_ENTRIES", 10)
@@ -139,13 +139,13 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("readers")
 
 
-@pytest.mark.usefixtures("pieces")
-@pytest.mark.parametrize("packing", PACKING)
+@pytest.mark.usefixtures("chunks")
+@pytest.mark.parametrize("compression", COMPRESSION)
 @pytest.mark.parametrize("fractions", [False, True], ids=["integers", "fractions"])
 @pytest.mark.parametrize("kind", COUNTS)
-def test_counts_come_back(tmp_path, kind, fractions, packing):
+def test_counts_are_read_as_written(tmp_path, kind, fractions, compression):
     X = matrix(fractions=fractions)
-    path = file(tmp_path, PACKING[packing](COUNTS[kind](X)))
+    path = file(tmp_path, COMPRESSION[compression](COUNTS[kind](X)))
     assert recognise(path) == kind
     source = open_source(path)
     assert source.format == kind
@@ -155,11 +155,11 @@ def test_counts_come_back(tmp_path, kind, fractions, packing):
         assert_same(joined(source), X)
 
 
-@pytest.mark.usefixtures("pieces")
-@pytest.mark.parametrize("packing", PACKING)
+@pytest.mark.usefixtures("chunks")
+@pytest.mark.parametrize("compression", COMPRESSION)
 @pytest.mark.parametrize("kind", WRITTEN)
-def test_texts_come_back(tmp_path, kind, packing):
-    path = file(tmp_path, PACKING[packing](WRITTEN[kind](TEXTS)))
+def test_texts_are_read_as_written(tmp_path, kind, compression):
+    path = file(tmp_path, COMPRESSION[compression](WRITTEN[kind](TEXTS)))
     assert recognise(path) == kind
     source = open_source(path)
     assert source.is_text
@@ -170,7 +170,7 @@ def test_texts_come_back(tmp_path, kind, packing):
 
 @given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), min_size=1))
 @settings(max_examples=40, deadline=None)
-def test_records_hold_any_text(folder, texts):
+def test_records_contain_any_text(folder, texts):
     for kind in ("jsonl", "csv", "tsv"):
         # Python's csv before 3.13 writes a carriage return without quotes, and then reads it as the end of a row.
         texts = [text.replace("\r", "") for text in texts]
@@ -178,7 +178,7 @@ def test_records_hold_any_text(folder, texts):
         assert list(open_source(path, format=kind, field="text").texts()) == texts
 
 
-def test_files_of_a_folder(tmp_path):
+def test_files_of_a_folder_are_documents(tmp_path):
     (tmp_path / "b").mkdir()
     (tmp_path / ".hidden").write_text("no document")
     contents = {"a.txt": "one\ntwo", "b/c.txt.gz": "three", "b/d": "", "e": "\ufeffσ\r\n"}
@@ -190,10 +190,10 @@ def test_files_of_a_folder(tmp_path):
     assert list(open_source(tmp_path / "e", format="files").texts()) == ["σ\r\n"]
 
 
-def test_shards_are_one_corpus(tmp_path):
+def test_several_files_form_one_corpus(tmp_path):
     X, Y = matrix(0), matrix(1)
     for kind, write in COUNTS.items():
-        paths = [file(tmp_path, PACKING[pack](write(Z)), kind + pack) for Z, pack in ((X, "plain"), (Y, "gz"))]
+        paths = [file(tmp_path, COMPRESSION[pack](write(Z)), kind + pack) for Z, pack in ((X, "plain"), (Y, "gz"))]
         assert_same(joined(open_source(paths)), scipy.sparse.vstack([X, Y]))
     shards = tmp_path / "shards"
     shards.mkdir()
@@ -211,9 +211,9 @@ def test_shards_are_one_corpus(tmp_path):
         open_source([tmp_path / "uciplain", narrow])
 
 
-@pytest.mark.usefixtures("pieces")
+@pytest.mark.usefixtures("chunks")
 @pytest.mark.parametrize("kind", ["uci", "mm", "csc", "coo"])
-def test_triplets_in_any_order(tmp_path, kind):
+def test_triplets_in_any_order_are_sorted(tmp_path, kind):
     X = matrix(fractions=True)
     order = np.random.default_rng(1).permutation(X.nnz)
     table = X.tocoo()
@@ -222,15 +222,15 @@ def test_triplets_in_any_order(tmp_path, kind):
     assert_same(joined(open_source(file(tmp_path, data))), X)
 
 
-def test_triplets_by_word(tmp_path, monkeypatch):
-    """One word in more documents than are looked at is in the order of documents, but not to be trusted."""
+def test_triplets_that_are_sorted_by_word(tmp_path, monkeypatch):
+    """Triplets of one word are also sorted by document; the order of the file is not known from them."""
     monkeypatch.setattr(count_blocks, "_INSPECTED", 10)
     monkeypatch.setattr(compressed_files, "CHUNK_BYTES", 40)
     X = scipy.sparse.csr_array(np.arange(1, 121).reshape(40, 3))
     assert_same(joined(open_source(file(tmp_path, mm(X.tocsc().tocoo())))), X)
 
 
-def test_order_lost_later(tmp_path, monkeypatch):
+def test_an_order_that_breaks_later_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(count_blocks, "_INSPECTED", 4)
     monkeypatch.setattr(compressed_files, "CHUNK_BYTES", 12)
     lines = ["3", "2", "6", "1 2 1", "1 1 2", "2 1 1", "2 2 1", "3 1 1", "1 2 5"]
@@ -245,8 +245,8 @@ def test_order_lost_later(tmp_path, monkeypatch):
     assert_same(joined(open_source(file(tmp_path, coo))), scipy.sparse.csr_array([[4, 0], [0, 2]]))
 
 
-@pytest.mark.usefixtures("pieces")
-def test_pairs_that_come_twice_are_added_and_zeros_left_out(tmp_path):
+@pytest.mark.usefixtures("chunks")
+def test_duplicate_pairs_are_added_and_zeros_are_dropped(tmp_path):
     expected = scipy.sparse.csr_array([[0, 4.5, 0], [0, 0, 0], [1, 0, 2]])
     lines = ["3 3 6", "1 2 1.5", "1 2 3", "1 1 0", "2 1 0e0", "3 3 2", "3 1 1"]
     kinds = {
@@ -261,9 +261,9 @@ def test_pairs_that_come_twice_are_added_and_zeros_left_out(tmp_path):
             assert_same(joined(open_source(path, format=kind)), expected)
 
 
-@pytest.mark.usefixtures("pieces")
-def test_a_long_document_of_few_words(tmp_path):
-    """One document may have any number of entries, as long as its words are few."""
+@pytest.mark.usefixtures("chunks")
+def test_a_document_with_many_entries_of_few_words(tmp_path):
+    """One document can have any number of entries if it has few distinct words."""
     entries = [(1 + d, 1 + w % 3) for d, w in itertools.product([1], range(200))] + [(3, 1)]
     lines = [3, 3, len(entries), *(f"{d} {w} 1" for d, w in entries)]
     path = file(tmp_path, "\n".join(map(str, lines)).encode())
@@ -271,7 +271,7 @@ def test_a_long_document_of_few_words(tmp_path):
     assert_same(joined(open_source(path, sort=True)), scipy.sparse.csr_array([[0, 0, 0], [67, 67, 66], [1, 0, 0]]))
 
 
-def test_wide_documents_are_refused(tmp_path, monkeypatch):
+def test_too_many_distinct_words_are_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(count_blocks, "MAX_DISTINCT", 20)
     monkeypatch.setattr(count_blocks, "BLOCK_ENTRIES", 8)
     monkeypatch.setattr(compressed_files, "CHUNK_BYTES", 16)
@@ -282,13 +282,13 @@ def test_wide_documents_are_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("write", [ldac, svmlight])
-def test_ids_from_0_or_1(tmp_path, write):
+def test_ids_can_start_from_0_or_1(tmp_path, write):
     X = scipy.sparse.csr_array([[0, 2, 1], [3, 0, 0], [0, 1, 1]])
     words = ["a", "b", "c"]
     for base in (0, 1):
         path = file(tmp_path, write(X, base))
         assert_same(joined(open_source(path, first_id=base)), X)
-        # The vocabulary settles it: id 0 occurs, or id V does.
+        # With a vocabulary the base is known: id 0 occurs, or id V does.
         assert_same(joined(open_source(path, vocabulary=words)), X)
     shifted = scipy.sparse.csr_array([[0, 0, 2, 1], [0, 3, 0, 0], [0, 0, 1, 1]])
     assert_same(joined(open_source(path)), shifted)
@@ -303,14 +303,14 @@ def test_ids_from_0_or_1(tmp_path, write):
         joined(open_source(zero, vocabulary=["a", "b"]))
 
 
-def test_ids_from_0_in_triplets(tmp_path):
+def test_ids_of_triplets_can_start_from_0(tmp_path):
     path = file(tmp_path, b"2\n3\n2\n0 0 1\n1 2 4\n")
     with pytest.raises(CorpusError, match=r"corpus, line 4: expected a document from 1 to 2, got '0'; .* first_id=0"):
         joined(open_source(path))
     assert_same(joined(open_source(path, first_id=0)), scipy.sparse.csr_array([[1, 0, 0], [0, 0, 4]]))
 
 
-def test_vocabularies(tmp_path):
+def test_vocabularies_are_found_and_checked(tmp_path):
     X = matrix()
     words = [f"wörd {i}" for i in range(17)]
     text = "\r\n".join(words) + "\r\n\r\n"
@@ -344,12 +344,12 @@ def test_vocabularies(tmp_path):
     assert open_source(text, vocabulary=["a"]).vocabulary == ["a"]
 
 
-def test_blank_lines_and_ends_of_lines(tmp_path):
+def test_blank_lines_are_skipped_and_line_ends_removed(tmp_path):
     path = file(tmp_path, b"\xef\xbb\xbfone\r\n\r\n \t\ntwo\x0b\x0c\xe2\x80\xa8still\n\n")
     assert list(open_source(path).texts()) == ["one", "two\x0b\x0c\u2028still"]
 
 
-def test_quoted_newlines_and_empty_records(tmp_path):
+def test_quoted_newlines_and_empty_records_are_kept(tmp_path):
     path = file(tmp_path, b'id,body\r\n1,"a\n\n""b"""\r\n2,\r\n\r\n3,c')
     assert list(open_source(path).texts()) == ['a\n\n"b"', "", "c"]
     path = file(tmp_path, b'{"abstract": null}\n\n{"abstract": "\\ud800."}\n')
@@ -361,7 +361,7 @@ def test_long_columns_are_read(tmp_path):
     assert list(open_source(file(tmp_path, WRITTEN["csv"]([text]))).texts()) == [text]
 
 
-def test_which_field(tmp_path):
+def test_the_field_with_the_text_is_chosen(tmp_path):
     path = file(tmp_path, b'{"a": "x", "b": "y", "n": 1}\n{"a": "z", "n": 2}\n')
     with pytest.raises(
         CorpusError, match=r"corpus, line 1: expected a field text, body.*got 'a', 'b', 'n'; pass field="
@@ -382,7 +382,7 @@ def test_which_field(tmp_path):
     assert open_source(file(tmp_path, b"words\nx\n", "one.csv")).field == "words"
 
 
-def test_encodings(tmp_path):
+def test_encodings_are_decoded_and_checked(tmp_path):
     text = "naïve\ncafé ½\n"
     path = file(tmp_path, text.encode("latin-1"))
     with pytest.raises(CorpusError, match=r'corpus, line 1: expected utf-8, got the byte 0xef; .*encoding="latin-1"'):
@@ -405,11 +405,11 @@ def test_encodings(tmp_path):
             open_source(path, encoding=name)
 
 
-@pytest.mark.parametrize("packing", ["gz", "bz2", "xz"])
+@pytest.mark.parametrize("compression", ["gz", "bz2", "xz"])
 @pytest.mark.parametrize("kind", [*COUNTS, *WRITTEN])
-def test_a_truncated_archive(tmp_path, kind, packing):
+def test_a_truncated_archive_is_an_error(tmp_path, kind, compression):
     data = COUNTS[kind](matrix(shape=(300, 50))) if kind in COUNTS else WRITTEN[kind]([f"text {i}" for i in range(999)])
-    packed = PACKING[packing](data)
+    packed = COMPRESSION[compression](data)
     for size in (len(packed) // 2, len(packed) - 3):
         with pytest.raises(CorpusError, match="corpus: the compressed file is truncated"):
             consume(open_source(file(tmp_path, packed[:size]), format=kind))
@@ -419,14 +419,14 @@ def test_a_truncated_archive(tmp_path, kind, packing):
         consume(open_source(file(tmp_path, bytes(damaged)), format=kind))
 
 
-def test_streams_end_to_end(tmp_path):
+def test_concatenated_compressed_streams_are_read(tmp_path):
     for pack in (gzip.compress, bz2.compress, lzma.compress):
         parts = [pack(b"one\n"), pack(b"two\n")]
         path = file(tmp_path, (bytes(4) if pack is lzma.compress else b"").join(parts))
         assert list(open_source(path).texts()) == ["one", "two"]
 
 
-def test_xz_that_asks_for_much_memory(tmp_path, monkeypatch):
+def test_xz_with_an_excessive_dictionary_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(compressed_files, "_XZ_MEMORY", 2**24)
     wide = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 2**26}]
     path = file(tmp_path, lzma.compress(b"text\n", filters=wide))
@@ -434,7 +434,7 @@ def test_xz_that_asks_for_much_memory(tmp_path, monkeypatch):
         open_source(path)
 
 
-def test_truncated_and_damaged_npz(tmp_path):
+def test_truncated_and_damaged_npz_is_an_error(tmp_path):
     data = npz(matrix(shape=(300, 50)))
     for size in (10, len(data) // 2, len(data) - 3):
         with pytest.raises(CorpusError, match=r"corpus: expected a matrix of scipy.sparse.save_npz .* got a damaged"):
@@ -467,7 +467,7 @@ def test_truncated_and_damaged_npz(tmp_path):
         ({"data": np.array([1, None, "x"])}, "got a damaged or another archive"),
     ],
 )
-def test_npz_without_a_matrix_of_counts(tmp_path, changes, message):
+def test_npz_without_a_matrix_of_counts_is_an_error(tmp_path, changes, message):
     arrays = {"format": b"csr", "shape": [2, 3], "indptr": [0, 2, 3], "indices": [0, 1, 1], "data": [1, 2, 3]} | changes
     path = tmp_path / "x.npz"
     np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
@@ -475,7 +475,7 @@ def test_npz_without_a_matrix_of_counts(tmp_path, changes, message):
         joined(open_source(path))
 
 
-def test_binary_files(tmp_path):
+def test_binary_files_are_errors(tmp_path):
     path = file(tmp_path, b"\x00\x01\x02" * 50)
     with pytest.raises(CorpusError, match="corpus: expected text or a known format, got a binary file"):
         open_source(path)
@@ -495,7 +495,7 @@ def test_binary_files(tmp_path):
         open_source(other)
 
 
-def test_what_is_not_there(tmp_path):
+def test_missing_and_empty_inputs_are_errors(tmp_path):
     empty = file(tmp_path, b"", "empty")
     for data in (b"", gzip.compress(b""), bz2.compress(b""), lzma.compress(b"")):
         with pytest.raises(CorpusError, match="corpus: expected documents, got an empty file"):
@@ -576,13 +576,13 @@ def test_an_option_without_meaning_is_refused(tmp_path):
         ("2\n3\n", "corpus: expected three lines"),
     ],
 )
-def test_uci_that_lies(tmp_path, text, message):
+def test_uci_that_contradicts_its_header_is_an_error(tmp_path, text, message):
     with pytest.raises(CorpusError, match=message):
         joined(open_source(file(tmp_path, text.encode()), format="uci"))
 
 
-def test_a_packed_header_that_lies_takes_no_memory(tmp_path):
-    """What a packed file can hold is not known before it is read: not a byte is set aside for it."""
+def test_a_wrong_header_of_a_compressed_file_allocates_no_memory(tmp_path):
+    """The capacity of a compressed file is unknown until it is read, so that nothing is allocated in advance."""
     for text in (f"{10**18}\n{10**9}\n{10**18}\n1 1 1\n", f"{10**18}\n{10**9}\n{10**18}\n{10**17} 1 1\n"):
         path = file(tmp_path, gzip.compress(text.encode()))
         tracemalloc.start()
@@ -592,14 +592,14 @@ def test_a_packed_header_that_lies_takes_no_memory(tmp_path):
         tracemalloc.stop()
 
 
-def test_documents_that_leap(tmp_path, monkeypatch):
-    """A header that lies about everything is found out when a document lies far behind the one before."""
-    for room, name, value in (
+def test_a_large_gap_between_documents_is_an_error(tmp_path, monkeypatch):
+    """A wrong header is detected when the number of a document is much larger than the previous one."""
+    for module, name, value in (
         (count_blocks, "_INSPECTED", 4),
         (compressed_files, "CHUNK_BYTES", 16),
         (count_blocks, "BLOCK_ENTRIES", 4),
     ):
-        monkeypatch.setattr(room, name, value)
+        monkeypatch.setattr(module, name, value)
     text = f"{10**18}\n9\n{10**18}\n" + "1 2 1\n1 1 1\n" * 9 + f"{10**17} 1 1\n" * 9
     with pytest.raises(
         CorpusError, match=r"corpus: expected the documents of a corpus, got at least 99,999,\S+ documents"
@@ -628,12 +628,12 @@ def test_documents_that_leap(tmp_path, monkeypatch):
         ("%%MatrixMarket matrix coordinate real general\n1 2 2\n\n1 2 1 \n", "corpus: the header declares 2 entries"),
     ],
 )
-def test_matrix_market_that_cannot_be_read(tmp_path, text, message):
+def test_invalid_matrix_market_is_an_error(tmp_path, text, message):
     with pytest.raises(CorpusError, match=message):
         joined(open_source(file(tmp_path, text.encode())))
 
 
-def test_matrix_market_pattern(tmp_path):
+def test_matrix_market_pattern_is_read_as_ones(tmp_path):
     X = matrix().astype(bool)
     path = file(tmp_path, mm(X.astype(float), field="pattern"))
     assert b"pattern" in path.read_bytes()
@@ -659,7 +659,7 @@ def test_matrix_market_pattern(tmp_path):
         ("svmlight", "1 0:1\n1 2:1e99\n", "corpus, line 2: expected a count"),
     ],
 )
-def test_pairs_that_cannot_be_read(tmp_path, kind, text, message):
+def test_invalid_pairs_are_errors(tmp_path, kind, text, message):
     with pytest.raises(CorpusError, match=message):
         joined(open_source(file(tmp_path, text.encode()), format=kind))
 
@@ -682,12 +682,12 @@ def test_pairs_that_cannot_be_read(tmp_path, kind, text, message):
         ("tsv", 'id\ttext\n1\t"a\n2\t"b"\n', "corpus, line 3: expected tsv, with quotes in pairs"),
     ],
 )
-def test_records_that_cannot_be_read(tmp_path, kind, text, message):
+def test_invalid_records_are_errors(tmp_path, kind, text, message):
     with pytest.raises(CorpusError, match=message):
         consume(open_source(file(tmp_path, text.encode()), format=kind))
 
 
-def test_long_lines_are_refused(tmp_path, monkeypatch):
+def test_long_lines_are_errors(tmp_path, monkeypatch):
     monkeypatch.setattr(compressed_files, "CHUNK_BYTES", 64)
     monkeypatch.setattr(records, "MAX_TEXT_BYTES", 200)
     monkeypatch.setattr(compressed_files, "MAX_RECORD_BYTES", 200)
@@ -708,24 +708,24 @@ def consume(source):
 
 
 def outcome(path, **options):
-    """What comes of a file: documents, or a complaint about it; nothing else may come."""
+    """Return the documents of a file, or the message of a CorpusError; any other error fails the test."""
     try:
         return consume(open_source(path, **options))
     except CorpusError as error:
-        complaint = str(error)
-    assert complaint.startswith(str(path))
-    return complaint
+        message = str(error)
+    assert message.startswith(str(path))
+    return message
 
 
 FUZZ = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much]}
 ANY_FORMAT = st.sampled_from([None, *TEXT_FORMATS, *COUNT_FORMATS])
-ANY_PACKING = st.sampled_from(sorted(PACKING))
+ANY_COMPRESSION = st.sampled_from(sorted(COMPRESSION))
 
 
-@given(st.binary(max_size=300), ANY_FORMAT, ANY_PACKING, st.sampled_from(["utf-8", "utf-16", "latin-1"]))
+@given(st.binary(max_size=300), ANY_FORMAT, ANY_COMPRESSION, st.sampled_from(["utf-8", "utf-16", "latin-1"]))
 @settings(max_examples=100, **FUZZ)
-def test_any_bytes(folder, data, kind, packing, encoding):
-    outcome(file(folder, PACKING[packing](data)), format=kind, encoding=encoding)
+def test_any_bytes_are_documents_or_a_corpus_error(folder, data, kind, compression, encoding):
+    outcome(file(folder, COMPRESSION[compression](data)), format=kind, encoding=encoding)
 
 
 VALID = {
@@ -739,9 +739,9 @@ VALID = {
 
 @st.composite
 def mutated(draw):
-    """A valid file, packed or not, of which some bytes are changed, left out, doubled, or cut off."""
+    """Return a valid file, perhaps compressed, of which some bytes are changed, removed, doubled or truncated."""
     kind = draw(st.sampled_from(sorted(VALID)))
-    data = bytearray(PACKING[draw(ANY_PACKING)](VALID[kind]))
+    data = bytearray(COMPRESSION[draw(ANY_COMPRESSION)](VALID[kind]))
     for _ in range(draw(st.integers(1, 4))):
         place = draw(st.integers(0, len(data)))
         stop = place + draw(st.integers(0, 6))
@@ -754,7 +754,7 @@ def mutated(draw):
 
 @given(mutated(), st.booleans())
 @settings(max_examples=150, **FUZZ)
-def test_valid_files_with_damage(folder, changed, forced):
+def test_damaged_files_are_documents_or_a_corpus_error(folder, changed, forced):
     kind, data = changed
     outcome(file(folder, data), format=kind if forced else None)
 
@@ -774,8 +774,8 @@ NUMBERS = st.text("0123456789 .:e+-\n\t\r#", max_size=60) | st.lists(
 @example("0 9223372036854775296:.0", "svmlight")
 @example("1 1 99999999999999999999\n", "uci")
 @settings(max_examples=200, **FUZZ)
-def test_a_piece_at_once_is_its_lines_one_by_one(folder, text, kind):
-    """The quick parser and the careful one agree on what is read, and on what is wrong."""
+def test_both_parsers_of_a_chunk_agree(folder, text, kind):
+    """The parser by columns and the parser by lines return the same counts, or the same error."""
     lines = sum(1 for line in text.split("\n") if line.strip())
     if kind == "uci":
         text = f"3\n3\n{lines}\n{text}"
@@ -798,7 +798,7 @@ def test_a_piece_at_once_is_its_lines_one_by_one(folder, text, kind):
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.integers(1, 12), st.sampled_from(sorted(COUNTS)))
 @settings(max_examples=40, **FUZZ)
-def test_any_matrix_comes_back_in_pieces(folder, seed, docs, words, kind):
+def test_any_matrix_is_read_with_any_size_of_chunks_and_blocks(folder, seed, docs, words, kind):
     rng = np.random.default_rng(seed)
     X = scipy.sparse.csr_array(rng.poisson(rng.choice([0.02, 0.5, 3]), (docs, words)) * rng.choice([1, 0.5]))
     path = file(folder, COUNTS[kind](X))
@@ -809,14 +809,14 @@ def test_any_matrix_comes_back_in_pieces(folder, seed, docs, words, kind):
         assert_same(joined(open_source(path, format=kind)), X)
 
 
-def test_speed_of_the_quick_path(tmp_path, monkeypatch):
-    """Files as they usually are never take the careful path."""
+def test_usual_files_are_parsed_by_columns(tmp_path, monkeypatch):
+    """The slow parser by lines is not called for files without unusual content."""
 
-    def careful(*_):
+    def by_line(*_):
         raise AssertionError("line by line")
 
-    monkeypatch.setattr(count_lines, "_parse_columns_by_line", careful)
-    monkeypatch.setattr(count_lines, "_parse_pairs_by_line", careful)
+    monkeypatch.setattr(count_lines, "_parse_columns_by_line", by_line)
+    monkeypatch.setattr(count_lines, "_parse_pairs_by_line", by_line)
     for fractions, end in itertools.product((False, True), (b"\n", b"\r\n", b" \n")):
         X = matrix(fractions=fractions)
         for write in (uci, mm, ldac, svmlight):

@@ -1,4 +1,4 @@
-"""Counting texts, against scikit-learn's CountVectorizer."""
+"""Test the counting of texts against scikit-learn's CountVectorizer."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from smoothgrad_jax.data import text
 from smoothgrad_jax.data.compressed_files import CorpusError
 from smoothgrad_jax.data.text import count_texts
 
-# Few different words, so that they repeat; upper case, accents, digits, hyphens, and characters that are no words.
+# Few distinct words, so that they repeat: upper case, accents, digits, hyphens, and characters outside of words.
 WORDS = [
     "star",
     "Star",
@@ -48,7 +48,7 @@ TOKENS = st.fixed_dictionaries(
 
 @settings(deadline=None, max_examples=40)
 @given(TEXTS, TOKENS)
-def test_a_given_vocabulary_counts_as_scikit_learn_does(texts, options):
+def test_texts_are_counted_as_by_scikit_learn(texts, options):
     vocabulary = ["star", "moon", "étoile", "Star", "star moon", "x2", "s"]
     sklearn = CountVectorizer(vocabulary=vocabulary, **options)
     counted = count_texts(texts, vocabulary, **options)
@@ -62,18 +62,18 @@ def test_a_given_vocabulary_counts_as_scikit_learn_does(texts, options):
     assert counted.lost == sum(bool(t) and not k for t, k in zip(tokens, known, strict=True))
 
 
-def test_any_split_into_chunks_counts_the_same(monkeypatch):
+def test_the_counts_do_not_depend_on_the_size_of_chunks(monkeypatch):
     texts = ["star moon star", "", "moon", "planet star", "dust"] * 3
-    whole = count_texts(texts, ["moon", "star"])
-    assert (whole.outside, whole.lost) == (6, 3)
+    expected = count_texts(texts, ["moon", "star"])
+    assert (expected.outside, expected.lost) == (6, 3)
     for size in (1, 20, 40):
         monkeypatch.setattr(text, "_CHUNK", size)
         parts = count_texts(iter(texts), ["moon", "star"])
-        np.testing.assert_array_equal(parts.counts.toarray(), whole.counts.toarray())
-        assert parts[1:] == whole[1:]
+        np.testing.assert_array_equal(parts.counts.toarray(), expected.counts.toarray())
+        assert parts[1:] == expected[1:]
 
 
-def test_the_default_pattern():
+def test_the_default_pattern_matches_words_of_three_letters():
     found = re.findall(text.WORD, "An H2O molecule's 3d x_ij covid19 2nd naïve state-of-the-art U.S.A. été")
     assert found == ["H2O", "molecule", "covid19", "naïve", "state", "the", "art", "été"]
 
@@ -113,7 +113,7 @@ def test_texts_and_vocabularies_are_checked(texts, vocabulary, message):
         count_texts(texts, vocabulary)
 
 
-def test_words_from_files(tmp_path):
+def test_words_are_read_from_files(tmp_path):
     vocabulary, stop = tmp_path / "vocabulary.txt", tmp_path / "stop.txt"
     vocabulary.write_bytes("\ufeffmoon\r\nétoile\r\n\n".encode())
     stop.write_text("dust\nstar")
@@ -132,7 +132,7 @@ def test_words_from_files(tmp_path):
     st.integers(1, 4) | st.floats(0, 1),
     st.none() | st.integers(1, 5),
 )
-def test_words_are_chosen_as_scikit_learn_does(texts, min_df, max_df, max_features):
+def test_words_are_chosen_as_by_scikit_learn(texts, min_df, max_df, max_features):
     everything = CountVectorizer(token_pattern=r"\S+")
     X = everything.fit_transform(texts)
     frequency, total = np.asarray((X > 0).sum(0)).ravel(), np.asarray(X.sum(0)).ravel()
@@ -150,12 +150,12 @@ def test_words_are_chosen_as_scikit_learn_does(texts, min_df, max_df, max_featur
         assert not expected
 
 
-def test_the_error_says_which_option_to_relax():
+def test_the_error_names_the_option_to_relax():
     frequency = np.array([2, 9, 9, 8])
     for limits, message in (
         ((10, 1.0, None), "lower min_df: the most common word is in 9"),
         ((1, 1, None), "raise max_df: the rarest word is in 2"),
-        ((3, 7, None), "min_df=3 asks for 3 documents or more, max_df=7 for 7 or fewer, of 10; lower min_df or raise"),
+        ((3, 7, None), "min_df=3 requires 3 documents or more, max_df=7 7 or fewer, of 10; lower min_df or raise"),
         ((5, 0.2, None), "no word can be left"),
     ):
         with pytest.raises(CorpusError, match=message):
@@ -180,7 +180,7 @@ def test_limits_are_checked(limits, message):
         text.check_limits(*limits)
 
 
-def test_automatic_limits_leave_small_corpora_their_words():
+def test_automatic_limits_depend_on_the_number_of_documents():
     auto = ("auto",) * 3
     assert text.set_limits(1, *auto) == {"min_df": 1, "max_df": 1.0, "max_features": 50_000}
     assert text.set_limits(19, *auto)["max_df"] == 1.0
@@ -189,20 +189,20 @@ def test_automatic_limits_leave_small_corpora_their_words():
     assert text.set_limits(10**6, 2, 0.1, None) == {"min_df": 2, "max_df": 0.1, "max_features": None}
 
 
-# A script without a guard, as people write them: it must not run again in the processes, nor load jax there. What
-# processes had not finished when they were killed is counted by the one that is left.
+# A script without `if __name__ == "__main__"`: the processes must neither run it again nor import jax. Chunks of
+# killed processes are counted by the main process.
 SCRIPT = """
 import os, signal
 print("script runs")
 from smoothgrad_jax.data import text
 text._CHUNK = 1_000
-pools, start = [], text._start
-text._start = lambda jobs: pools.append(start(jobs)) or pools[-1]
+pools, start = [], text._start_pool
+text._start_pool = lambda jobs: pools.append(start(jobs)) or pools[-1]
 stream = text.count_stream((f"star moon{i % 7}" for i in range(2_000)), text.tokens(), jobs=2)
 chunks = [next(stream) for _ in range(5)]
 modules = pools[0].submit(eval, "set(__import__('sys').modules)").result()
 assert "smoothgrad_jax.data.text" in modules and not {"jax", "smoothgrad_jax.data.corpus_folder"} & modules
-assert signal.SIGINT in pools[0].submit(signal.pthread_sigmask, signal.SIG_BLOCK, []).result()  # deaf to Ctrl-C
+assert signal.SIGINT in pools[0].submit(signal.pthread_sigmask, signal.SIG_BLOCK, []).result()  # Ctrl-C is blocked
 os.kill(pools[0].submit(os.getpid).result(), signal.SIGKILL)
 chunks.extend(stream)
 assert len(pools) == 1 and len(chunks) > 20

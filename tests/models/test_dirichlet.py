@@ -26,21 +26,6 @@ def dtype(request):
         yield request.param
 
 
-@pytest.mark.parametrize("compiled", [True, False], ids=["jit", "eager"])
-def test_exp_digamma_for_every_positive_float(dtype, compiled):
-    x = GRID.astype(dtype)
-    function = jax.jit(dirichlet.exp_digamma) if compiled else dirichlet.exp_digamma
-    got = np.asarray(function(x))
-    assert got.dtype == dtype
-    truth = exact(lambda v: mpmath.exp(mpmath.digamma(v)), x)
-    assert np.isfinite(got).all()
-    assert (got >= 0).all()
-    normal = truth > np.finfo(dtype).tiny
-    assert normal.sum() > 500
-    np.testing.assert_allclose(got[normal], truth[normal], rtol=PRECISION[dtype])
-    np.testing.assert_allclose(got[~normal], truth[~normal], atol=np.finfo(dtype).tiny)
-
-
 def test_digamma(dtype):
     x = GRID.astype(dtype)
     truth = exact(mpmath.digamma, x)
@@ -64,22 +49,6 @@ def test_exponent_increases(dtype):
     e = np.asarray(dirichlet.exponent(x), np.float64)
     assert (e <= 0).all()
     assert (np.diff(e) >= -1e-6 * np.abs(e[1:])).all()
-
-
-def test_expected_log_is_scipys(dtype, rng):
-    a = rng.gamma(0.5, 2, (5, 7)).astype(dtype) + dtype(1e-3)
-    truth = scipy.special.psi(a.astype(float)) - scipy.special.psi(a.astype(float).sum(1, keepdims=True))
-    precision = {"rtol": PRECISION[dtype], "atol": PRECISION[dtype]}
-    np.testing.assert_allclose(dirichlet.expected_log(a), truth, **precision)
-    np.testing.assert_allclose(dirichlet.expected_log(a.T, axis=0).T, truth, **precision)
-    got = dirichlet.exp_expected_log(a)
-    rtol = 1e-4 if dtype is np.float32 else 1e-11
-    np.testing.assert_allclose(got, np.exp(truth), rtol=rtol, atol=np.finfo(dtype).tiny)
-
-
-def test_exp_expected_log_does_not_divide_zero_by_zero():
-    got = np.asarray(dirichlet.exp_expected_log(jnp.full(4, 1e-6)))  # exp ψ is 0 for each of them, and for their sum
-    assert np.isfinite(got).all()
 
 
 def exact_kl(a, b):

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import psi
+from scipy.stats import dirichlet_multinomial
 
 from smoothgrad_jax.models.lda import priors
 
@@ -45,3 +46,26 @@ def test_a_topic_that_nobody_uses_stops_at_the_bound():
     found = priors.fit_dirichlet(np.array([-0.01, -1e6]), 1.0)
     assert np.isfinite(found).all()
     assert found[1] == pytest.approx(1e-4)
+
+
+def test_alpha_is_found_from_token_counts():
+    rng, alpha = np.random.default_rng(0), np.array([0.05, 0.2, 0.5, 1.0])
+    counts = np.stack([rng.multinomial(60, p) for p in rng.dirichlet(alpha, 20_000)])
+    found = np.full(4, 0.3)
+    for _ in range(20):
+        found = priors.fit_counts(counts, found)
+    np.testing.assert_allclose(found, alpha, rtol=0.05)
+
+
+def test_no_other_alpha_near_the_fixed_point_has_a_higher_likelihood():
+    rng, start = np.random.default_rng(0), np.array([0.3, 0.7])
+    counts = np.stack([rng.multinomial(9, p) for p in rng.dirichlet(start, 300)])
+    found = start
+    for _ in range(50):
+        found = priors.fit_counts(counts, found)
+
+    def likelihood(alpha):
+        return dirichlet_multinomial.logpmf(counts, alpha, counts.sum(1)).sum()
+
+    for change in ([1.05, 1], [0.95, 1], [1, 1.05], [1, 0.95]):
+        assert likelihood(found) > likelihood(found * np.array(change))

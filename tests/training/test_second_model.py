@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from unigram_mixture import UnigramMixture, reference_step
+from unigram_mixture import UnigramMixture, document_of_entry, fit_rows, reference_step
 
 from smoothgrad_jax import (
     Adaptive,
@@ -21,8 +21,11 @@ from smoothgrad_jax import (
     smoothed_svi,
     sweep,
 )
+from smoothgrad_jax.core.errors import OptionError
+from smoothgrad_jax.core.row_sparse.kernel import GatheredKernel, KernelResult
 from smoothgrad_jax.core.row_sparse.state import RowSparseState
 from smoothgrad_jax.core.svi import SVIState
+from smoothgrad_jax.core.window import Moving
 
 V, K, D, B = 60, 3, 80, 8
 
@@ -66,7 +69,9 @@ def test_the_local_step_is_the_transcription(x64, documents, params):
 
 
 @pytest.mark.parametrize(
-    "window", [1, 4, np.inf, phase_out(4, 3, 9), Adaptive(4)], ids=["1", "4", "inf", "phase out", "adaptive"]
+    "window",
+    [1, 4, np.inf, phase_out(4, 3, 9), lambda t: jnp.where((t > 3) & (t < 6), 2.0, 8.0), Adaptive(4)],
+    ids=["1", "4", "inf", "phase out", "8 to 2 to 8", "adaptive"],
 )
 def test_both_engines_compute_the_same_parameters(x64, corpus, params, window):
     sparse = train(corpus, params, window=window).finish()
@@ -84,6 +89,83 @@ def test_an_exponential_window_runs_on_the_dense_engine(x64, corpus, params):
     training = train(corpus, params, window=Exponential(4)).finish()
     assert isinstance(training.state, SVIState)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(training.params))
+
+
+def test_a_moving_window_object_runs_on_the_row_sparse_engine(corpus, params):
+    params = jax.tree.map(np.float32, params)
+    training = train(corpus, params, window=Moving(4)).finish()
+    assert isinstance(training.state, RowSparseState)
+    jax.tree.map(np.testing.assert_array_equal, training.params, train(corpus, params, window=4).finish().params)
+    stored = train(corpus, params, window=Moving(4, jnp.bfloat16)).finish().state
+    assert stored.slot_dtype == jnp.bfloat16
+    everything = train(corpus, params, window=Moving(np.inf)).finish().state
+    assert everything.slots is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window": 0}, "window must be a number from 1 on"),
+        ({"window": 2.5}, "window must be a whole number"),
+        ({"window": lambda t: 2.0 + t}, "window must be a whole number from 1 to the capacity 2"),
+        ({"window": Moving(4, jnp.bfloat16), "slots": "bfloat16"}, "slots belongs to the window kind"),
+    ],
+)
+@pytest.mark.parametrize("model", [MODEL, DENSE], ids=["row-sparse", "dense"])
+def test_errors_name_the_option_of_fit(corpus, params, model, options, message):
+    with pytest.raises(OptionError, match=message):
+        train(corpus, jax.tree.map(np.float32, params), model, **options)
+
+
+def test_the_dense_engine_stores_no_bytes(corpus, params):
+    with pytest.raises(OptionError, match="slots must be a floating dtype, got uint8"):
+        train(corpus, jax.tree.map(np.float32, params), DENSE, slots="uint8")
+
+
+def test_a_dense_state_is_not_for_every_run(corpus, params):
+    params = jax.tree.map(np.float32, params)
+    part = train(corpus, params, DENSE, window=3, slots="bfloat16").finish()
+    for change, message in (
+        ({"window": 3, "slots": "float32"}, "slots must be bfloat16, as in the run that is continued"),
+        ({"window": 4}, "window must be a whole number from 1 to the capacity 3"),
+        ({"window": Exponential(3)}, "it cannot continue with window=Exponential"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            train(corpus, part.state, DENSE, **change)
+    train(corpus, part.state, DENSE, window=3, slots="bfloat16").finish()
+    for use in (lambda: part.state, lambda: part.params):
+        with pytest.raises(ValueError, match="a later run continued from this state and overwrote it"):
+            use()
+    exponential = train(corpus, params, DENSE, window=Exponential(3)).finish().state
+    with pytest.raises(ValueError, match="it cannot continue with window=3"):
+        train(corpus, exponential, DENSE, window=3)
+
+
+@jax.tree_util.register_pytree_node_class
+class ThreadedKernel(GatheredKernel):
+    """The kernel of the mixture for any number of threads, each with a range of documents."""
+
+    max_threads = None
+
+    def fit(self, features, totals, rest, batch, bounds, memory, key):
+        document, number = document_of_entry(batch), jnp.arange(batch.size)
+        counts = jnp.where((document >= bounds[0]) & (document < bounds[1]), batch.counts, 0)
+        rows, batch = jnp.concatenate(features), batch._replace(counts=counts)
+        sums, _, r = fit_rows(self._model, rows, totals[0], rest, batch, key)
+        mine = (number >= bounds[0]) & (number < bounds[1])
+        weights = self._num_docs / batch.size * jnp.where(mine[:, None], r, 0).sum(0)
+        return KernelResult(sums, sums.sum(0), weights, r)
+
+
+class ThreadedMixture(UnigramMixture):
+    def row_kernel(self, num_columns, dtype):
+        return ThreadedKernel(self, fit_rows, num_columns, self.num_docs)
+
+
+def test_several_threads_add_their_statistics_of_dense_leaves(x64, corpus, params):
+    expected = train(corpus, params, window=3).finish().params
+    got = train(corpus, params, ThreadedMixture(*MODEL), window=3, threads=2).finish().params
+    assert_close(got, expected)
 
 
 def test_held_out_scores_rise(params, rng):

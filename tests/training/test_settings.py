@@ -1,20 +1,46 @@
 """Settings: defaults that follow from the corpus, JSON and text forms, and refused values."""
 
+import ast
+import inspect
+import json
 import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from smoothgrad_jax import Exponential, phase_out, robbins_monro
+from smoothgrad_jax.app import runs
+from smoothgrad_jax.app.estimator import SCIKIT_LEARN_NAMES, SmoothedLDA
+from smoothgrad_jax.app.runs import check_resumable, step_size
 from smoothgrad_jax.core.adaptive import Adaptive
 from smoothgrad_jax.core.errors import OptionError
+from smoothgrad_jax.core.window import Moving
+from smoothgrad_jax.data.durable_files import LoadError
+from smoothgrad_jax.training import driver
 from smoothgrad_jax.training.settings import DEFAULT_VALUES, OPTIONS, Settings, parse_option, window_object
 
 
 def test_every_setting_has_an_option_with_help():
     assert list(OPTIONS) == list(DEFAULT_VALUES)
     assert all(option.help for option in OPTIONS.values())
+
+
+def test_every_option_reaches_the_run_and_the_estimator():
+    """The parts that CONTRIBUTING.md lists under "Add an option" know the same names."""
+    # The model has the first seven, the step sizes the next two, and the run or its caller the others.
+    not_in_fit = {"topics", "method", "sweeps", "alpha", "eta", "local_tol", "local_max_iter", "tau", "kappa"}
+    not_in_fit |= {"early_stopping", "patience", "min_improvement", "seed", "checkpoint_every"}
+    assert set(OPTIONS) - set(inspect.signature(driver.fit).parameters) == not_in_fit
+
+    read = {node.attr for node in ast.walk(ast.parse(inspect.getsource(runs))) if isinstance(node, ast.Attribute)}
+    assert set(OPTIONS) - read == {"seed", "held_out"}  # the callers of Run read these two
+
+    parameters = inspect.signature(SmoothedLDA).parameters
+    names = SCIKIT_LEARN_NAMES | {"held_out": "validation_fraction", "seed": "random_state"}
+    assert {name for name in OPTIONS if names.get(name, name) not in parameters} == {"score_every"}
 
 
 def test_settings_are_chosen_for_the_corpus():
@@ -32,6 +58,54 @@ def test_settings_are_chosen_for_the_corpus():
 def test_settings_survive_json(window):
     settings = Settings(window=window, alpha="auto", early_stopping=True, patience=3).resolve(1_000)
     assert Settings.from_json(settings.as_json() | {"corpus": "ignored"}) == settings
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("window", Exponential(10)),
+        ("window", Exponential(2.5)),
+        ("window", Adaptive(64, 500)),
+        ("window", Moving(10)),
+        ("window", phase_out(100, 5, 10)),
+        ("rho", robbins_monro(10, 0.6)),
+        ("rho", 0.1),
+    ],
+    ids=repr,
+)
+def test_objects_survive_json(option, value):
+    settings = Settings(**{option: value}).resolve(1_000)
+    again = Settings.from_json(json.loads(json.dumps(settings.as_json())))
+    assert again == settings
+    if option == "window":
+        assert window_object(again.window) == (10 if value == Moving(10) else value)
+    else:
+        assert step_size(again) == value
+
+
+def test_schedules_are_equal_if_their_parameters_are():
+    assert phase_out(8, 2, 9) == phase_out(8, 2, 9) != phase_out(8, 2, 10)
+    assert len({robbins_monro(2, 0.7), robbins_monro(2, 0.7), robbins_monro(3, 0.7)}) == 2
+    assert repr(robbins_monro(2, 0.7)) == "RobbinsMonro(tau=2, kappa=0.7)"
+
+
+@pytest.mark.parametrize(
+    ("stored", "given"),
+    [
+        ({"window": phase_out(8, 2, 9)}, {"window": phase_out(8, 2, 10)}),
+        ({"window": Adaptive(64, 500)}, {"window": Adaptive(64, 501)}),
+        ({"window": Exponential(4)}, {"window": Exponential(5)}),
+        ({"window": Exponential(phase_out(8, 2, 9))}, {"window": Exponential(phase_out(8, 2, 10))}),
+        ({"rho": robbins_monro(10, 0.6)}, {"rho": robbins_monro(11, 0.6)}),
+        ({"rho": robbins_monro(10, 0.6)}, {"rho": 0.1}),
+    ],
+)
+def test_a_checkpoint_of_another_schedule_is_refused(stored, given):
+    then, now, same = (Settings(**each).resolve(1_000) for each in (stored, given, stored))
+    checkpoint = SimpleNamespace(settings=then.as_json())
+    check_resumable(checkpoint, same, {})
+    with pytest.raises(LoadError, match="this checkpoint is of another run"):
+        check_resumable(checkpoint, now, {})
 
 
 def test_objects_have_a_json_form():
@@ -55,6 +129,9 @@ def test_text_forms_of_windows_become_objects():
         ({"window": "10"}, "window must be an integer"),
         ({"window": "adaptive:3"}, "window must be"),
         ({"window": "phase-out:10:9:9"}, "window must be"),
+        ({"window": "adaptive:64:32"}, "window must be"),
+        ({"seed": True}, "seed must be an integer"),
+        ({"replace": 1.0}, "replace must be true or false, got 1.0"),
         ({"alpha": -1}, "alpha must be a positive number"),
         ({"slots": "float16"}, "slots must be one of float32, bfloat16, uint8, got 'float16'"),
         ({"rho": 0.1, "tau": 3}, "tau has no effect with a constant step size"),

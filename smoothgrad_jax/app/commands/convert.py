@@ -1,11 +1,11 @@
-"""``smoothgrad convert``: write a corpus folder, from which training does not load the corpus into memory."""
+"""``smoothgrad convert``: convert a corpus to a folder of memory-mapped arrays."""
 
 import os
 import time
 from argparse import Namespace
 
 from smoothgrad_jax.app.commands.inputs import open_source, word_options
-from smoothgrad_jax.app.commands.output import CommandError, emit, reading_progress, say_dropped, size_of
+from smoothgrad_jax.app.commands.output import CommandError, emit, log_dropped, reading_progress, size_of
 from smoothgrad_jax.data import corpus_folder
 
 
@@ -19,7 +19,7 @@ def run(args: Namespace) -> int:
             source, args.out, overwrite=args.overwrite, jobs=args.jobs, progress=show, **word_options(args)
         )
     seconds = time.perf_counter() - start
-    say_dropped(stored)
+    log_dropped(stored)
     if args.json:
         emit({"event": "done", "corpus": str(args.out), "seconds": seconds, **stored.manifest})
     else:

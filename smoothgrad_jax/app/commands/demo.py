@@ -1,4 +1,4 @@
-"""``smoothgrad demo``: topics of the documentation of the Python that runs this, without a download."""
+"""``smoothgrad demo``: learn topics of the docstrings of the installed Python; needs no download."""
 
 import gzip
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from smoothgrad_jax.app import demo_corpus, report, saved_models
 from smoothgrad_jax.app.commands.inputs import provenance
-from smoothgrad_jax.app.commands.output import CommandError, check_folder_of, print_topics, say, size_of
+from smoothgrad_jax.app.commands.output import CommandError, check_folder_of, log, print_topics, size_of
 from smoothgrad_jax.app.commands.training import new_run, saved_model, train
 from smoothgrad_jax.data import corpus_folder, sources
 from smoothgrad_jax.data.durable_files import replacing
@@ -17,7 +17,7 @@ from smoothgrad_jax.training.settings import Settings
 
 
 def run(args: Namespace) -> int:
-    """Train on the documentation strings, save the model and write a report."""
+    """Train on the docstrings, save the model and write a report."""
     out, start = Path(args.out), time.perf_counter()
     if out.exists() and not ((out / "model.json").exists() and saved_models.load_model(out).settings.get("demo")):
         raise CommandError(f"{out}: exists and is not the folder of a demo; give another folder with --out")
@@ -25,7 +25,7 @@ def run(args: Namespace) -> int:
     source = sources.open_source(_documentation(), field="text", format="jsonl")
     stored = corpus_folder.read(source)
     settings = Settings(topics=args.topics, seed=args.seed, passes=args.passes).resolve(stored.corpus.num_docs)
-    say(f"{size_of(stored)}; {args.topics} topics")
+    log(f"{size_of(stored)}; {args.topics} topics")
     training = new_run(stored, settings, provenance(stored) | {"demo": True})
     code = train(training, as_json=False)
     model = saved_model(training, stored)
@@ -39,12 +39,12 @@ def run(args: Namespace) -> int:
 
 
 def _documentation() -> Path:
-    """Return the file of documentation strings in the user's cache; the first call collects them."""
+    """Return the file of docstrings in the user's cache; the first call collects them."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smoothgrad_jax"
     path = folder / f"documentation-{demo_corpus.version()}.jsonl.gz"
     if path.exists():
         return path
-    say("collecting the documentation of Python, numpy, scipy and jax …")
+    log("collecting the documentation of Python, numpy, scipy and jax …")
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary, gzip.open(temporary, "wt", encoding="utf-8", compresslevel=3) as file:
         for name, text in demo_corpus.collect():

@@ -6,7 +6,7 @@ from pathlib import Path
 from smoothgrad_jax.app import runs, saved_models
 from smoothgrad_jax.app.cli import given_settings
 from smoothgrad_jax.app.commands.inputs import open_corpus, provenance, word_options
-from smoothgrad_jax.app.commands.output import INTERRUPTED, CommandError, emit, event_of, print_topics, say, size_of
+from smoothgrad_jax.app.commands.output import INTERRUPTED, CommandError, emit, event_of, log, print_topics, size_of
 from smoothgrad_jax.app.commands.training import new_run, saved_model, train
 from smoothgrad_jax.training.checkpoints import Checkpoint, Checkpoints
 from smoothgrad_jax.training.settings import Settings
@@ -24,35 +24,36 @@ def run(args: Namespace) -> int:
     stored = open_corpus(args, last)
     settings = settings.resolve(stored.corpus.num_docs)
     chosen = word_options(args) or earlier.get("word_options")
-    facts = provenance(stored) | ({"word_options": chosen} if chosen else {})
+    metadata = provenance(stored) | ({"word_options": chosen} if chosen else {})
     if last:
-        runs.check_resumable(last, settings, facts)
-    training = new_run(stored, settings, facts, last)
-    say(f"{size_of(stored)}; {settings.topics} topics, window {settings.window}")
+        runs.check_resumable(last, settings, metadata)
+    training = new_run(stored, settings, metadata, last)
+    log(f"{size_of(stored)}; {settings.topics} topics, window {settings.window}")
     if args.overwrite and not args.resume:
         checkpoints.clear()
         (out / "report.html").unlink(missing_ok=True)  # it describes the model that is replaced
     if last and training.step >= training.steps:
-        say(f"{out}: all {training.steps:,} steps are complete; give more --passes to continue")
+        log(f"{out}: all {training.steps:,} steps are complete; give more --passes to continue")
     code = train(training, args.json, checkpoints)
     model = saved_model(training, stored)
     saved_models.save_model(out, model)
     if args.json:
         latest = training.history[-1] if training.history else {}
-        emit({"event": event_of(code), "model": str(out)} | latest | {"step": training.step})
+        quality = model.quality.summary() if model.quality else {}
+        emit({"event": event_of(code), "model": str(out)} | latest | {"step": training.step} | quality)
     else:
         print_topics(model, _WORDS_SHOWN, _TOPICS_SHOWN)
         print(f"model: {out}")
         print(f"next: smoothgrad report {out}")
     if code == INTERRUPTED:
-        say(
+        log(
             f"interrupted at step {training.step:,} of {training.steps:,}; repeat the command with --resume to continue"
         )
     return code
 
 
 def _last_checkpoint(out: Path, checkpoints: Checkpoints, args: Namespace) -> Checkpoint | None:
-    """Return the checkpoint to continue from; None for a new run, if that destroys nothing."""
+    """Return the checkpoint to resume, or None for a new run; raise an error if that would overwrite files."""
     if out.exists() and not out.is_dir():
         raise CommandError(f"{out}: expected a folder or a new name, got a file")
     if args.overwrite and not args.resume:
@@ -60,10 +61,10 @@ def _last_checkpoint(out: Path, checkpoints: Checkpoints, args: Namespace) -> Ch
     last = checkpoints.latest()
     if last and not args.resume:
         raise CommandError(f"{out}: contains a run; --resume continues it, --overwrite replaces it")
-    # A run that was killed before its first checkpoint leaves nothing worth keeping.
+    # A run that was killed before its first checkpoint leaves only the folder of checkpoints.
     if not last and out.is_dir() and {path.name for path in out.iterdir()} - {"checkpoints"}:
         what = "contains no checkpoint to resume from" if args.resume else "is not empty"
         raise CommandError(f"{out}: {what}; --overwrite starts a new run")
     if args.resume and not last:
-        say(f"{out}: no checkpoint to resume from yet; starting a new run")
+        log(f"{out}: no checkpoint to resume from yet; starting a new run")
     return last

@@ -1,4 +1,4 @@
-"""Input that several commands share: from the files on the command line to a corpus."""
+"""Input shared by several commands: open the files on the command line as a corpus."""
 
 import hashlib
 import json
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse
 
-from smoothgrad_jax.app.commands.output import CommandError, reading_progress, say, say_dropped
+from smoothgrad_jax.app.commands.output import CommandError, log, log_dropped, reading_progress
 from smoothgrad_jax.app.saved_models import SavedModel
 from smoothgrad_jax.data import batches, corpus_folder, sources
 from smoothgrad_jax.data.corpus_folder import Stored
@@ -31,12 +31,12 @@ def open_source(args: Namespace) -> Source:
         format=args.format,
     )
     if source.field and not args.field:
-        say(f"reading the text from the field {source.field!r}; --field selects another")
+        log(f"reading the text from the field {source.field!r}; --field selects another")
     return source
 
 
 def word_options(args: Namespace) -> dict[str, Any]:
-    """Return the given options that choose words."""
+    """Return the vocabulary options given on the command line."""
     options = {name: getattr(args, name) for name in _WORD_OPTIONS if getattr(args, name) is not None}
     if options.get("stop_words") == "none":
         options["stop_words"] = None
@@ -48,7 +48,7 @@ def open_corpus(args: Namespace, checkpoint: Checkpoint | None = None) -> Stored
 
     Args:
       args: Arguments of the command.
-      checkpoint: A checkpoint whose choice of words is used where the command line gives none.
+      checkpoint: Supplies the vocabulary options if the command line has none.
     """
     source, options = open_source(args), word_options(args)
     if source.format == "folder":
@@ -60,18 +60,18 @@ def open_corpus(args: Namespace, checkpoint: Checkpoint | None = None) -> Stored
         options = checkpoint.settings.get("word_options", {})
     with reading_progress(args.json) as show:
         stored = corpus_folder.read(source, progress=show, **options)
-    say_dropped(stored)
+    log_dropped(stored)
     return stored
 
 
 def provenance(stored: Stored) -> dict[str, Any]:
-    """Return a fingerprint of the corpus and the options by which its text was split into words."""
+    """Return a fingerprint of the corpus and its tokenizer options."""
     manifest = stored.manifest
     if "files" in manifest:  # a corpus folder, whose checksums are known
-        mark = hashlib.sha256(json.dumps(manifest["files"], sort_keys=True).encode()).hexdigest()[:16]
+        identifier = hashlib.sha256(json.dumps(manifest["files"], sort_keys=True).encode()).hexdigest()[:16]
     else:
-        mark = fingerprint(stored.corpus)
-    return {"corpus": mark, "tokens": manifest["tokens"]}
+        identifier = fingerprint(stored.corpus)
+    return {"corpus": identifier, "tokens": manifest["tokens"]}
 
 
 class ModelInputs(NamedTuple):
@@ -80,8 +80,7 @@ class ModelInputs(NamedTuple):
     Attributes:
       source: The files.
       stored: Their counts.
-      columns: For every word of the corpus its row in λ, −1 for a word that the model does not have; None if they
-        agree.
+      columns: Row of λ per word of the corpus, −1 for unknown words; None if the vocabularies are equal.
       num_words: Number of rows of λ.
     """
 
@@ -95,10 +94,10 @@ class ModelInputs(NamedTuple):
         return (self._aligned(batches.as_csr(part)) for part in self.stored.corpus.parts())
 
     def texts(self, words: list[str]) -> Iterator[str]:
-        """Return the documents as text; documents that came as counts as the list of their words.
+        """Return the documents as text; for counts, the distinct words of each document.
 
         Args:
-          words: Names of the words where the corpus has none.
+          words: Vocabulary to use if the corpus has none.
         """
         if self.source.is_text:
             return self.source.texts()
@@ -117,7 +116,7 @@ class ModelInputs(NamedTuple):
 
 
 def open_for_model(args: Namespace, model: SavedModel) -> ModelInputs:
-    """Return the documents of the command line, to which the model is applied; report words it does not have."""
+    """Open the documents on the command line for a model; report words outside its vocabulary."""
     source = open_source(args)
     if source.format == "folder":
         stored = corpus_folder.open_folder(source.paths[0])
@@ -126,14 +125,14 @@ def open_for_model(args: Namespace, model: SavedModel) -> ModelInputs:
     elif source.is_text or (source.vocabulary is not None and model.vocabulary is not None):
         tokens = model.settings.get("tokens") or {}
         stored = corpus_folder.read(source, vocabulary=model.vocabulary, **(tokens if source.is_text else {}))
-        say_dropped(stored)
+        log_dropped(stored)
     else:
         stored = corpus_folder.read(source)
     num_words, columns = len(model.lam), None
     if stored.vocabulary is not None and model.vocabulary is not None and stored.vocabulary != model.vocabulary:
         rows = {word: row for row, word in enumerate(model.vocabulary)}
         columns = np.array([rows.get(word, -1) for word in stored.vocabulary])
-        say(f"ignoring {(columns < 0).sum():,} of {len(columns):,} distinct words, which the model does not have")
+        log(f"ignoring {(columns < 0).sum():,} of {len(columns):,} distinct words, which the model does not have")
     elif stored.corpus.num_words > num_words:
         raise CommandError(f"the documents have {stored.corpus.num_words:,} distinct words, the model {num_words:,}")
     return ModelInputs(source, stored, columns, num_words)

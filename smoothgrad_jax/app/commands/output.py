@@ -1,4 +1,4 @@
-"""Output that several commands share: messages, JSON lines, topics, and files with one row per document."""
+"""Output shared by several commands: messages, JSON lines, topics, and files with one row per document."""
 
 import json
 import os
@@ -15,6 +15,7 @@ import numpy as np
 from smoothgrad_jax.app.saved_models import SavedModel
 from smoothgrad_jax.data.corpus_folder import Stored
 from smoothgrad_jax.data.durable_files import replacing
+from smoothgrad_jax.models.topic_quality import effective_topics
 
 INTERRUPTED = 130  # exit code
 _FEW_WORDS = 0.05  # a topic with less than this fraction of the mean prevalence holds few words
@@ -24,16 +25,16 @@ WriteRows = Callable[[int, np.ndarray], None]
 
 
 class CommandError(Exception):
-    """A request that cannot be fulfilled, described in one line for the user."""
+    """An error that the user sees as one line."""
 
 
-def say(line: str) -> None:
-    """Write a message to the standard error."""
+def log(line: str) -> None:
+    """Print a message to standard error."""
     print(line, file=sys.stderr, flush=True)
 
 
 def emit(record: dict[str, Any]) -> None:
-    """Write one JSON line to the standard output."""
+    """Print one JSON line to standard output."""
     print(json.dumps(record), flush=True)
 
 
@@ -43,7 +44,7 @@ def event_of(code: int) -> str:
 
 
 def size_of(stored: Stored) -> str:
-    """Return the size of a corpus in words."""
+    """Describe the size of a corpus for a message."""
     manifest = stored.manifest
     return (
         f"{manifest['num_docs']:,} documents, {manifest['num_words']:,} distinct words, "
@@ -51,40 +52,47 @@ def size_of(stored: Stored) -> str:
     )
 
 
-def say_dropped(stored: Stored) -> None:
+def log_dropped(stored: Stored) -> None:
     """Report words of the text that are not in the vocabulary."""
     dropped = stored.manifest.get("dropped") or {}
     if not dropped.get("tokens_outside_vocabulary"):
         return
     empty = dropped.get("documents_that_lost_all_words", 0)
-    say(
+    log(
         f"ignoring {dropped['tokens_outside_vocabulary']:,} words of the text that are not in the vocabulary"
         + (f"; {empty:,} documents contain no other words" if empty else "")
     )
 
 
-def print_topics(model: SavedModel, num_words: int, most: int | None = None, everything: bool = False) -> None:
-    """Print the topics, largest first; topics that hold few words are only counted.
+def print_topics(model: SavedModel, num_words: int, max_topics: int | None = None, show_all: bool = False) -> None:
+    """Print the topics, largest first, and their quality; topics that hold few words are only counted.
 
     Args:
       model: The model.
       num_words: Words per topic.
-      most: Largest number of topics to print.
-      everything: Print all topics.
+      max_topics: Maximum number of topics to print.
+      show_all: Also print topics that hold few words.
     """
-    prevalence, words = model.topic_proportions(), model.top_words(num_words)
+    prevalence, words, quality = model.topic_proportions(), model.top_words(num_words), model.quality
     order = np.argsort(-prevalence, kind="stable").tolist()
-    used = [k for k in order if everything or prevalence[k] >= _FEW_WORDS / len(order)]
-    for k in used[:most]:
-        print(f"{k:4d} {100 * prevalence[k]:5.1f} %  {' '.join(word for word, _ in words[k])}")
-    if most is not None and len(used) > most:
-        print(f"     … and {len(used) - most} smaller topics")
-    if len(order) > len(used):
-        print(f"     {len(order) - len(used)} of {len(order)} topics are nearly empty; fewer topics may be enough")
+    shown = [k for k in order if show_all or prevalence[k] >= _FEW_WORDS / len(order)][:max_topics]
+    if quality:
+        print("topic  share   NPMI  words")
+    for k in shown:
+        coherence = f" {quality.npmi[k]:6.2f}" if quality else ""
+        remarks = "; ".join(quality.remarks(k)) if quality else ""
+        line = f"{k:5d} {100 * prevalence[k]:5.1f}%{coherence}  {' '.join(word for word, _ in words[k])}"
+        print(line + (f"  ({remarks})" if remarks else ""))
+    if len(order) > len(shown):
+        print(f"      … and {len(order) - len(shown)} smaller topics")
+    if quality:
+        print(f"quality: {quality.describe()}")
+    else:
+        print(f"quality: {effective_topics(prevalence):.1f} effective topics of {len(order)}")
 
 
 def check_output(out: str | None, suffixes: Sequence[str] = _SUFFIXES) -> None:
-    """Refuse a file that could not be written, before anything is computed.
+    """Check that an output file can be written, before anything is computed.
 
     Raises:
       CommandError: The suffix is unknown, or the folder is missing or not writable.
@@ -98,7 +106,7 @@ def check_output(out: str | None, suffixes: Sequence[str] = _SUFFIXES) -> None:
 
 
 def check_folder_of(path: Path) -> None:
-    """Refuse a file whose folder is missing or not writable."""
+    """Raise an error if the folder of a file is missing or not writable."""
     if not path.parent.is_dir():
         raise CommandError(f"{path}: the folder {path.parent} does not exist")
     if not os.access(path.parent, os.W_OK):
@@ -109,8 +117,8 @@ def check_folder_of(path: Path) -> None:
 def row_writer(out: str | None, columns: Sequence[str], name: str) -> Iterator[WriteRows]:
     """Yield a function ``write(number of the first document, rows)``.
 
-    The suffix of the file decides between TSV, JSON lines and ``.npz``; the file is complete or absent. Without a file
-    TSV is written to the standard output.
+    The suffix of the file selects TSV, JSON lines or ``.npz``; an incomplete file is removed. Without a file,
+    TSV is written to standard output.
 
     Args:
       out: The file, or None; see :func:`check_output`.
@@ -151,7 +159,7 @@ def _line_writer(file: BinaryIO, suffix: str, columns: Sequence[str], name: str)
 
 @contextmanager
 def reading_progress(quiet: bool) -> Iterator[Callable[[int, int | None], None] | None]:
-    """Yield a function that shows how many documents were read, on one line of a terminal; None elsewhere."""
+    """Yield a function that displays the number of documents read; None without a terminal."""
     if quiet or not sys.stderr.isatty():
         yield None
         return

@@ -11,7 +11,7 @@ from smoothgrad_jax.app.commands.output import check_folder_of
 
 
 def run(args: Namespace) -> int:
-    """Write the report; with documents on the command line it shows the typical ones of each topic."""
+    """Write the report, with typical documents per topic if documents are given."""
     path = Path(args.out) if args.out else Path(args.model) / "report.html"
     if args.out:
         check_folder_of(path)

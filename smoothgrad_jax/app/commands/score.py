@@ -26,7 +26,7 @@ def run(args: Namespace) -> int:
             scores.append(found)
     total = inference.Completion(*map(np.concatenate, zip(*scores, strict=True)))
     if math.isnan(total.score):
-        raise CommandError("no document has two words that the model knows, so there is nothing to predict")
+        raise CommandError("no document has two words in the model's vocabulary; the score needs at least two")
     num_words = float(total.words.sum())
     if args.json:
         result = {"score": total.score, "perplexity": total.perplexity}

@@ -9,7 +9,7 @@ from typing import Any
 
 from smoothgrad_jax.app.cli import given_settings
 from smoothgrad_jax.app.commands.inputs import open_corpus, provenance
-from smoothgrad_jax.app.commands.output import INTERRUPTED, CommandError, emit, event_of, say, size_of
+from smoothgrad_jax.app.commands.output import INTERRUPTED, CommandError, emit, event_of, log, size_of
 from smoothgrad_jax.app.commands.training import new_run
 from smoothgrad_jax.app.runs import Record, Run, record
 from smoothgrad_jax.core.errors import OptionError
@@ -21,7 +21,7 @@ Curves = dict[str, list[Record]]  # window -> scores
 
 
 def run(args: Namespace) -> int:
-    """Train all windows side by side, and write and print their curves."""
+    """Train one run per window; write and print the held-out curves."""
     out, given = Path(args.out), given_settings(args)
     if given.get("held_out") == 0:
         raise OptionError("held_out", "must be at least 1: a sweep compares held-out scores")
@@ -32,14 +32,14 @@ def run(args: Namespace) -> int:
     settings = [one.resolve(stored.corpus.num_docs) for one in each]
     if not settings[0].held_out:
         raise OptionError("held_out", "must be at least 1: a sweep compares held-out scores")
-    facts = provenance(stored)
-    runs = [new_run(stored, one, facts) for one in settings]
+    metadata = provenance(stored)
+    runs = [new_run(stored, one, metadata) for one in settings]
     names = [str(window) for window in args.windows]
-    say(f"{size_of(stored)}; {settings[0].topics} topics, windows {', '.join(names)}")
+    log(f"{size_of(stored)}; {settings[0].topics} topics, windows {', '.join(names)}")
     out.mkdir(parents=True, exist_ok=True)
     code = _train(runs, names, args.json)
     curves = {name: one.history for name, one in zip(names, runs, strict=True)}
-    shared = replace(settings[0], window=Settings().window).as_json() | facts
+    shared = replace(settings[0], window=Settings().window).as_json() | metadata
     shared["windows"] = names
     del shared["window"]
     with replacing(out / "sweep.json") as temporary:
@@ -49,7 +49,7 @@ def run(args: Namespace) -> int:
 
 
 def _train(runs: Sequence[Run], names: Sequence[str], as_json: bool) -> int:
-    """Advance all runs together, so that the scores on one line are comparable; return the exit code."""
+    """Train all runs in lockstep, print one line per score, and return the exit code."""
     if not as_json:
         print("passes" + "".join(f"{f'L = {name}':>12}" for name in names))
     scores = [(report for report in run.reports() if report.score is not None) for run in runs]
@@ -63,16 +63,16 @@ def _train(runs: Sequence[Run], names: Sequence[str], as_json: bool) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except NotFiniteError as error:
-        say(str(error))
+        log(str(error))
         return 1
     return 0
 
 
 def _summarise(out: Path, curves: Curves, code: int, as_json: bool) -> None:
-    """Report the best window after as many scores as all windows have."""
+    """Report the best window at the last score that all runs have."""
     number = min(map(len, curves.values()))
     if not number:
-        say("the sweep ended before its first score")
+        log("the sweep ended before its first score")
         return
     score, best = max((curve[number - 1]["score"], window) for window, curve in curves.items())
     picture = _draw(out / "sweep.png", curves)
@@ -91,7 +91,7 @@ def _draw(path: Path, curves: Curves) -> Path | None:
         matplotlib.use("Agg")
         from matplotlib import pyplot
     except ImportError:
-        say('install matplotlib for a picture of the curves: pip install "smoothgrad_jax[plot]"')
+        log('install matplotlib for a picture of the curves: pip install "smoothgrad_jax[plot]"')
         return None
     figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
     for window, curve in curves.items():

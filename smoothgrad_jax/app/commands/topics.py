@@ -12,9 +12,11 @@ def run(args: Namespace) -> int:
     """Print the topics, the largest first."""
     model = saved_models.load_model(args.model)
     if not args.json:
-        print_topics(model, args.words, everything=args.all)
+        print_topics(model, args.words, show_all=args.all)
         return 0
-    words, prevalence = model.top_words(args.words), model.topic_proportions()
+    words, prevalence, quality = model.top_words(args.words), model.topic_proportions(), model.quality
     for k in np.argsort(-prevalence, kind="stable").tolist():
-        emit({"topic": k, "share": float(prevalence[k]), "words": [{"word": w, "p": p} for w, p in words[k]]})
+        measured = {"npmi": float(quality.npmi[k]), "remarks": quality.remarks(k)} if quality else {}
+        record = {"topic": k, "share": float(prevalence[k]), **measured}
+        emit(record | {"words": [{"word": w, "p": p} for w, p in words[k]]})
     return 0

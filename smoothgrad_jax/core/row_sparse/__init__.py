@@ -32,6 +32,6 @@ Modules:
 | ``program`` | the compiled loop over the rows of one partition                                               |
 | ``step``    | one step of smoothed SVI, reading λ, and changes of the prior                                  |
 
-With L = 1 the algorithm is SVI with lazy updates. For every L that does not grow it computes the same λ as
-:func:`smoothgrad_jax.global_step`.
+With L = 1 the algorithm is SVI with lazy updates. For every L it computes the same λ as
+:func:`smoothgrad_jax.global_step`, up to rounding.
 """

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from smoothgrad_jax.core.types import Array
+from smoothgrad_jax.core.compensated import add
+from smoothgrad_jax.core.types import Array, Numeric
 
 CLOCK_SIZE = 4  # numbers of a clock in a row
 
@@ -52,28 +53,19 @@ def factors(clocks: Array, clock: Array) -> tuple[Array, Array, Array]:
     return xp.exp(log_P), lost, ((clock[2] - c) + (clock[3] - c_rest)) + lost * c
 
 
-def combine(factors: tuple[Any, Any, Any], lam: Array, eta: Any, total: Array) -> Array:
+def combine(factors: tuple[Any, Any, Any], lam: Array, eta: Numeric, total: Array) -> Array:
     """Return P λ + (1 − P) η + Q Σ; a window sum that rounding left below 0 counts as 0."""
     P, lost, Q = factors
     return P * lam + lost * eta + Q * lam.__array_namespace__().maximum(total, 0)
 
 
-def advance(rows: Array, clock: Array, eta: Any) -> Array:
+def advance(rows: Array, clock: Array, eta: Numeric) -> Array:
     """Return λ [n, C] of rows at a clock."""
     lam, total, _, clocks = split_row(rows)
     return combine(factors(clocks, clock), lam, eta, total)
 
 
-def change_sum(rows: Array, left: Any, entered: Any) -> tuple[Array, Array]:
+def change_sum(rows: Array, left: Numeric, entered: Numeric) -> tuple[Array, Array]:
     """Return Σ and δ [n, C] of rows after values left and entered the window."""
     _, total, residue, _ = split_row(rows)
     return add(*add(total, residue, -left), entered)
-
-
-def add(total: Array, residue: Array, values: Array) -> tuple[Array, Array]:
-    """Return Σ and δ with values added; the rounding error of the addition goes into δ (TwoSum, then normalised)."""
-    high = total + values
-    back = high - total
-    low = ((total - (high - back)) + (values - back)) + residue
-    total = high + low
-    return total, low - (total - high)

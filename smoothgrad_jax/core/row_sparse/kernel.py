@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from smoothgrad_jax.core.model import Model
-from smoothgrad_jax.core.types import Array, PRNGKey, PyTree
+from smoothgrad_jax.core.types import Array, Numeric, PRNGKey, PyTree
 
 
 class KernelResult(NamedTuple):
@@ -33,7 +33,8 @@ class KernelResult(NamedTuple):
     Attributes:
       sums: [S · U, W], statistics per word of the minibatch, not scaled to the corpus; the first C columns count.
       total: [C], the sum of ``sums`` over words.
-      rest: Statistics of the dense leaves, scaled to the corpus; None if the model has none.
+      rest: Statistics of the dense leaves from these documents, scaled to the corpus: the sum over the ranges of
+        all threads is that of the minibatch. None if the model has none.
       info: Anything for the reader, a pytree of arrays.
     """
 
@@ -89,8 +90,8 @@ class RowKernel(Protocol):
         features: tuple[Array, ...],
         totals: Array,
         rest: PyTree,
-        batch: Any,
-        bounds: tuple[Any, Any],
+        batch: PyTree,
+        bounds: tuple[Numeric, Numeric],
         memory: Array,
         key: PRNGKey | None,
     ) -> KernelResult:
@@ -103,7 +104,9 @@ class RowKernel(Protocol):
           batch: The minibatch.
           bounds: First document, and last document plus one.
           memory: An array [S · U, W] that the kernel may overwrite for its result.
-          key: A random key of this step, for a model that samples; else None.
+          key: A random key of this step, for a model that samples; else None. All threads of a step get the same key.
+            A kernel derives the randomness of a document from the key and the number of the document, so that the
+            documents of two threads are independent and the result does not depend on the number of threads.
         """
 
 
@@ -142,7 +145,7 @@ class GatheredKernel:
 
     max_threads: int = 1
 
-    def __init__(self, model: PyTree, function: RowLocalStep, num_columns: int, num_docs: Any) -> None:
+    def __init__(self, model: PyTree, function: RowLocalStep, num_columns: int, num_docs: Numeric) -> None:
         self._model, self._function, self._num_columns, self._num_docs = model, function, num_columns, num_docs
 
     def width(self) -> int:
@@ -167,8 +170,8 @@ class GatheredKernel:
         features: tuple[Array, ...],
         totals: Array,
         rest: PyTree,
-        batch: Any,
-        bounds: tuple[Any, Any],
+        batch: PyTree,
+        bounds: tuple[Numeric, Numeric],
         memory: Array,
         key: PRNGKey | None,
     ) -> KernelResult:

@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from smoothgrad_jax.core._xla import ALONE
+from smoothgrad_jax.core._xla import SINGLE_THREAD_OPTIONS
+from smoothgrad_jax.core.compensated import add
 from smoothgrad_jax.core.fused_loops import fused, row, set_row
 from smoothgrad_jax.core.row_sparse.decay import (
     CLOCK_SIZE,
-    add,
     advance,
     change_sum,
     combine,
@@ -90,7 +90,7 @@ class RowUpdate(NamedTuple):
     prefetched: Array
 
 
-@partial(jax.jit, donate_argnames=("partition", "slot", "features"), compiler_options=ALONE)
+@partial(jax.jit, donate_argnames=("partition", "slot", "features"), compiler_options=SINGLE_THREAD_OPTIONS)
 def update_rows(
     kernel: RowKernel,
     partition: Array,
@@ -185,10 +185,14 @@ def _update_rows(start, kernel, leaving, entering, used, clocks, eta):
 
     state = (jnp.int32(0), start.prefetched, *[jnp.int32(0)] * 3, start.partition, start.slot, start.features)
     _, prefetched, *_, partition, slot, features = lax.while_loop(lambda state: state[0] < number, update_group, state)
+    return RowUpdate(partition, slot, _keep_or_nan(features, is_finite), total, entered, prefetched)
+
+
+def _keep_or_nan(features, is_finite):
+    """Return the features, all NaN unless ``is_finite``; in place."""
     unknown = jnp.full((1, features.shape[1]), jnp.nan, features.dtype)
     num_unknown = jnp.where(is_finite, 0, features.shape[0])
-    features = lax.fori_loop(0, num_unknown, lambda i, features: set_row(features, i, unknown), features)
-    return RowUpdate(partition, slot, features, total, entered, prefetched)
+    return lax.fori_loop(0, num_unknown, lambda i, features: set_row(features, i, unknown), features)
 
 
 def _merge(leaving, entering, used, is_finite):
@@ -211,7 +215,7 @@ def _merge(leaving, entering, used, is_finite):
     return number, order
 
 
-@partial(jax.jit, donate_argnums=0, compiler_options=ALONE)
+@partial(jax.jit, donate_argnums=0, compiler_options=SINGLE_THREAD_OPTIONS)
 @fused
 def remove_slot(partition: Array, total: Array, slot: Slot, words: Array, clock: Array, eta: Array) -> Array:
     """Remove the values of a slot from the row sums at a clock; change nothing if the column sums are not finite."""

@@ -16,7 +16,7 @@ from smoothgrad_jax.core.adaptive import Adaptive
 from smoothgrad_jax.core.row_sparse import slots
 from smoothgrad_jax.core.row_sparse.decay import CLOCK_SIZE, num_columns
 from smoothgrad_jax.core.row_sparse.kernel import RowBatch, RowKernel
-from smoothgrad_jax.core.types import Array, ArrayLike, PyTree
+from smoothgrad_jax.core.types import Array, ArrayLike, DTypeLike, PyTree
 
 END = 1 << 28  # marks the end of a list of words; shifted by three bits it is still below 2³¹
 
@@ -143,7 +143,7 @@ class Workspace:
         """Whether no step has used this workspace yet."""
         return not self._slots
 
-    def reserve(self, num_entering: int, num_used: int, state: RowSparseState, width: int, dtype: Any) -> None:
+    def reserve(self, num_entering: int, num_used: int, state: RowSparseState, width: int, dtype: DTypeLike) -> None:
         """Allocate memory for this many rows that enter and are used per partition, unless it is there."""
         if self._slots and len(self._slots[0][0]) == num_entering and len(self._features[0]) == num_used:
             return
@@ -250,11 +250,6 @@ def partition_batch(batch: RowBatch, num_partitions: int, buckets: np.ndarray | 
         np.array([0, *cuts, batch.size], np.int32),
         bucket_of,
     )
-
-
-def is_donated(state: RowSparseState) -> bool:
-    """Return whether a step has already overwritten the arrays of this state."""
-    return any(partition.is_deleted() for partition in state.partitions)
 
 
 def no_statistics(words: np.ndarray, kernel: RowKernel, state: RowSparseState) -> EnteringStatistics:

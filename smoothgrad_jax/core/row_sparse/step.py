@@ -11,17 +11,19 @@ cores than on one.
 
 import functools
 import math
+import operator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from smoothgrad_jax.core import adaptive, svi
 from smoothgrad_jax.core._threads import submit
-from smoothgrad_jax.core._xla import ALONE
+from smoothgrad_jax.core._xla import SINGLE_THREAD_OPTIONS
+from smoothgrad_jax.core.compensated import add
 from smoothgrad_jax.core.row_sparse import slots
-from smoothgrad_jax.core.row_sparse.decay import add, advance, combine, factors, num_columns, split_clock, split_row
+from smoothgrad_jax.core.row_sparse.decay import advance, combine, factors, num_columns, split_clock, split_row
 from smoothgrad_jax.core.row_sparse.kernel import KernelResult, RowKernel
 from smoothgrad_jax.core.row_sparse.program import (
     Clocks,
@@ -43,7 +45,7 @@ from smoothgrad_jax.core.row_sparse.state import (
     init_rows,
     no_statistics,
 )
-from smoothgrad_jax.core.types import Array, PRNGKey, PyTree, Warmup
+from smoothgrad_jax.core.types import Array, DTypeLike, PRNGKey, PyTree, Warmup
 
 _CHUNK = 4096  # rows that are advanced at a time when λ is read
 
@@ -87,7 +89,7 @@ class StepOptions(NamedTuple):
     """
 
     warmup: Warmup = "mean"
-    slot_dtype: Any = np.dtype(np.float32)
+    slot_dtype: DTypeLike = np.dtype(np.float32)
     rest_prior: PyTree = None
 
 
@@ -161,7 +163,7 @@ def step(
     ), info
 
 
-def restart(state: RowSparseState, info: RowInfo, prior: RowPrior, slot_dtype: Any) -> RowSparseState:
+def restart(state: RowSparseState, info: RowInfo, prior: RowPrior, slot_dtype: DTypeLike) -> RowSparseState:
     """Return the state before a step whose statistics were not finite, with an empty window."""
     # The rows are those before that step: neither it nor a later step has changed any.
     lam = read_rows(state._replace(clock=info.clock, entering=None, leaving=()), prior, slot_dtype)
@@ -170,7 +172,7 @@ def restart(state: RowSparseState, info: RowInfo, prior: RowPrior, slot_dtype: A
     return fresh._replace(step=info.step, rule=None if state.rule is None else adaptive.restart(state.rule))
 
 
-def read_rows(state: RowSparseState, prior: RowPrior, slot_dtype: Any) -> np.ndarray:
+def read_rows(state: RowSparseState, prior: RowPrior, slot_dtype: DTypeLike) -> np.ndarray:
     """Return λ [V, C] after the last step. The state does not change.
 
     Works in NumPy on some rows at a time: allocates the result and the rows whose sums are about to change, and
@@ -196,7 +198,7 @@ def flush(
     kernel: RowKernel,
     prior: RowPrior,
     workspace: Workspace,
-    slot_dtype: Any,
+    slot_dtype: DTypeLike,
     pool: ThreadPoolExecutor | None = None,
 ) -> RowSparseState:
     """Apply the statistics that are about to enter or leave, and advance every row to the clock, in O(V).
@@ -253,7 +255,7 @@ def _step_rest(rest, results, options, rho, length):
     """Move the dense leaves."""
     if rest is None:
         return None
-    (stats,) = (result.rest for result in results)
+    stats = jax.tree.map(lambda *parts: functools.reduce(operator.add, parts), *(result.rest for result in results))
     return svi.global_step(rest, stats, options.rest_prior, rho, length, warmup=options.warmup)
 
 
@@ -343,7 +345,7 @@ def _entering_values(state, s, slot_dtype):
     return slots.round_trip(entering.scale.astype(sums.dtype) * sums, slot_dtype)
 
 
-@functools.partial(jax.jit, donate_argnames="memory", compiler_options=ALONE)
+@functools.partial(jax.jit, donate_argnames="memory", compiler_options=SINGLE_THREAD_OPTIONS)
 def _fit(kernel, features, total, rest, batch, bounds, memory, key, sketching):
     """Fit a range of documents, and sketch the statistics if ``sketching`` has empty buckets and buckets of words."""
     columns = num_columns(total)

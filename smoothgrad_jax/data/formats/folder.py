@@ -24,12 +24,8 @@ def _prepare(source: Source) -> Source:
 
 def _blocks(source: Source) -> Iterator[Block]:
     indptr, indices, data, _ = corpus_folder.open_folder(source.paths[0]).corpus
-    first = 0
-    while first < len(indptr) - 1:
-        last = count_blocks.end_of_block(indptr, first)
-        part = slice(int(indptr[first]), int(indptr[last]))
-        yield Block(np.array(indptr[first : last + 1]) - indptr[first], indices[part].astype(np.int32), data[part])
-        first = last
+    for offsets, entries in count_blocks.block_ranges(indptr):
+        yield Block(offsets, indices[entries].astype(np.int32), data[entries])
 
 
 FORMAT = Format(0, _recognise, blocks=_blocks, prepare=_prepare)

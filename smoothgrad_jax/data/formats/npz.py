@@ -29,23 +29,14 @@ def _prepare(source: Source) -> Source:
 def _blocks(source: Source) -> Iterator[Block]:
     for path in source.paths:
         matrix = _load(path)
-        first = 0
-        while first < matrix.shape[0]:
-            last = count_blocks.end_of_block(matrix.indptr, first)
-            part = slice(int(matrix.indptr[first]), int(matrix.indptr[last]))
-            offsets = matrix.indptr[first : last + 1] - matrix.indptr[first]
-            yield block_of(path, offsets, matrix.indices[part], matrix.data[part])
-            first = last
-
-
-def _open(path: Path) -> io.BytesIO:
-    return io.BytesIO(b"".join(decompress(path)))
+        for offsets, entries in count_blocks.block_ranges(matrix.indptr):
+            yield block_of(path, offsets, matrix.indices[entries], matrix.data[entries])
 
 
 def _load_shape(path: Path) -> tuple[int, int]:
-    file = _open(path)
+    file = io.BytesIO(b"".join(decompress(path)))
     try:
-        with np.load(file, allow_pickle=False) as archive:  # reads only the arrays that are asked for
+        with np.load(file, allow_pickle=False) as archive:  # reads only the requested arrays
             num_docs, num_words = (int(number) for number in archive["shape"])
     except Exception as error:  # zipfile and NumPy raise many types of errors for a damaged archive
         raise corpus_error(path, f"{_EXPECTED}, got a damaged or another archive: {error}") from None
@@ -56,7 +47,7 @@ def _load_shape(path: Path) -> tuple[int, int]:
 
 def _load(path: Path) -> scipy.sparse.csr_array:
     """Load a matrix as CSR with counts in float64, all of it checked."""
-    file = _open(path)
+    file = io.BytesIO(b"".join(decompress(path)))
     try:
         matrix: Any = scipy.sparse.load_npz(file)
         if matrix.format not in ("csr", "csc", "coo"):
@@ -82,9 +73,8 @@ def _check_counts(path: Path, matrix: scipy.sparse.csr_array) -> None:
         entry = int(np.argmax(~((counts >= 0) & (counts <= count_blocks.MAX_COUNT))))
         coo = matrix.tocoo()
         where = f"document {coo.row[entry]}, word {coo.col[entry]}, from 0"
-        raise corpus_error(
-            path, f"expected a count from 0 to {count_blocks.MAX_COUNT:.0e}, got {counts[entry]} ({where})"
-        )
+        expected = f"expected a count from 0 to {count_blocks.MAX_COUNT:.0e}"
+        raise corpus_error(path, f"{expected}, got {counts[entry]} ({where})")
 
 
 FORMAT = Format(10, lambda head: head.raw.startswith(b"PK"), blocks=_blocks, prepare=_prepare)

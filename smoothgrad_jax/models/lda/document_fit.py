@@ -20,6 +20,7 @@ largest γ of the document gets a number near 1. All these factors cancel in φ.
 The functions are meant to be called inside :func:`smoothgrad_jax.core.fused_loops.fused`.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,9 +28,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from smoothgrad_jax.core.fused_loops import row, set_row
-from smoothgrad_jax.core.types import Array
+from smoothgrad_jax.core.types import Array, Numeric
 from smoothgrad_jax.data.batches import Batch
 from smoothgrad_jax.models import dirichlet
+from smoothgrad_jax.models.lda.methods import Method, Variational
 
 _LANES = 16  # topics are padded to a multiple of 16: AVX-512 handles 16 at a time, and XLA a remainder one by one
 _PARTIAL_SUM = 64  # rows per partial sum
@@ -54,10 +56,12 @@ def fit_documents(
     alpha: Array,
     beta: tuple[Array, ...],
     batch: Batch,
-    tol: Any,
-    max_iter: Any,
-    first: Any = 0,
-    last: Any = None,
+    tol: Numeric,
+    max_iter: Numeric,
+    first: Numeric = 0,
+    last: Numeric | None = None,
+    *,
+    proportions: Callable[[Array], Array] | None = None,
 ) -> tuple[Array, Array, LocalInfo]:
     """Fit γ of the documents of a batch.
 
@@ -81,6 +85,7 @@ def fit_documents(
       tol: Stop a document when mean |F(γ) − γ| is below this value.
       max_iter: Stop a document after this many evaluations.
       first, last: Fit only the documents first … last − 1.
+      proportions: θ̃ of γ [K padded]; by default that of :func:`scaled_proportions`, exp ψ(γ).
 
     Returns:
       Σ_d n_dw φ_dwk for the words of all arrays [S · U, K padded], its sum over words [K], and :class:`LocalInfo`, in
@@ -89,6 +94,7 @@ def fit_documents(
     num_topics, dtype = alpha.shape[0], beta[0].dtype
     width = padded(num_topics)
     counts = batch.counts.astype(dtype)
+    theta_of = proportions or (lambda gamma: scaled_proportions(gamma)[0])
     # Padding is inert: its β̃ is at most 1 and its θ̃ is the floor.
     padded_alpha, is_topic = pad(alpha, jnp.finfo(dtype).tiny), pad(jnp.ones_like(alpha))
 
@@ -98,10 +104,12 @@ def fit_documents(
         document = _Document(batch, counts, start, length, *_tile_parts(length, batch.tiles))
         # Rows of earlier documents stay where this document has none: they are finite, and their counts are 0.
         tiles = tuple(
-            _fill(tile, beta, batch.words, document.begin(j), document.used[j]) for j, tile in enumerate(tiles)
+            copy_rows(tile, beta, batch.words, document.begin(j), document.used[j]) for j, tile in enumerate(tiles)
         )
-        gamma, moved, number = _fixed_point(document, tiles, padded_alpha, is_topic, num_topics, tol, max_iter)
-        theta, _ = scaled_proportions(gamma)
+        gamma, moved, number = _fixed_point(
+            document, tiles, padded_alpha, is_topic, num_topics, tol, max_iter, theta_of
+        )
+        theta = theta_of(gamma)
         for j, tile in enumerate(tiles):
             add = partial(document.add_statistics, j, tile, theta)
             stats = lax.cond(document.wanted[j], add, lambda stats: stats, stats)
@@ -177,7 +185,7 @@ class _Document(NamedTuple):
         return lax.fori_loop(0, self.used[j], add, stats)
 
 
-def _fixed_point(document, tiles, alpha, is_topic, num_topics, tol, max_iter):
+def _fixed_point(document, tiles, alpha, is_topic, num_topics, tol, max_iter, theta_of):
     """Return γ of a document, its last mean |Δγ|, and the number of evaluations."""
     dtype = alpha.dtype
 
@@ -192,7 +200,7 @@ def _fixed_point(document, tiles, alpha, is_topic, num_topics, tol, max_iter):
         a = (1 + jnp.sqrt(b)) ** 2
         previous, point = point, jnp.maximum(point + a * (gamma - point) + b * (point - previous), alpha)
         # F(γ) = α + θ̃ ∘ ((n / β̃θ̃) β̃)
-        theta, _ = scaled_proportions(point)
+        theta = theta_of(point)
         gamma = alpha + theta * document.expected(tiles, theta)
         return previous, point, gamma, _sum(is_topic * jnp.abs(gamma - point)) / num_topics, i + 1
 
@@ -214,8 +222,8 @@ def _tile_parts(length, sizes):
     return zip(*parts[::-1], strict=True)
 
 
-def _fill(tile, beta, words, start, used):
-    """Copy the rows of some words into a tile."""
+def copy_rows(tile: Array, beta: tuple[Array, ...], words: Array, start: Array, used: Array) -> Array:
+    """Copy the rows β of the words start … start + used − 1 into a tile."""
 
     def copy(j, tile):
         w = words[start + j]
@@ -270,18 +278,22 @@ def scaled_topics(rows: Array, normalisers: tuple[Array, Array]) -> tuple[Array,
     return scaled / peak, (largest + shift + jnp.log(peak))[:, 0]
 
 
-def gather_topics(lam: Array, total: Array, batch: Batch) -> tuple[Array, Array]:
-    """Return β̃ [U, K padded] of the words in a batch and the log of its scale [U].
+def gather_topics(lam: Array, total: Array, batch: Batch, method: Method) -> tuple[Array, Array]:
+    """Return β̃ [U, K padded] of the words in a batch and the log of its scale [U]; E[β] if the method uses it.
 
     Args:
       lam: λ [V, K].
       total: T [1, K].
       batch: The documents.
     """
-    normalisers = topic_normalisers(total)
+    is_variational = isinstance(method, Variational)
+    normalisers = topic_normalisers(total) if is_variational else 1 / pad(total, 1)
 
     def fill(i, carry):
-        scaled, log_peak = scaled_topics(row(lam, batch.vocabulary[i]), normalisers)
+        lam_w = row(lam, batch.vocabulary[i])
+        scaled, log_peak = (
+            scaled_topics(lam_w, normalisers) if is_variational else (pad(lam_w) * normalisers, carry[1][:1])
+        )
         return tuple(map(set_row, carry, (i, i), (scaled, log_peak)))
 
     num_rows = batch.vocabulary.shape[0]
@@ -305,7 +317,7 @@ def padded(num_topics: int) -> int:
     return -(-num_topics // _LANES) * _LANES
 
 
-def pad(x: Array, value: Any = 0) -> Array:
+def pad(x: Array, value: Numeric = 0) -> Array:
     """Pad the last axis from K to K padded."""
     extra = padded(x.shape[-1]) - x.shape[-1]
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, extra)], constant_values=value)

@@ -18,14 +18,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from smoothgrad_jax.core._threads import num_cores, submit
-from smoothgrad_jax.core._xla import ALONE
+from smoothgrad_jax.core._threads import num_threads, submit
+from smoothgrad_jax.core._xla import SINGLE_THREAD_OPTIONS
 from smoothgrad_jax.core.fused_loops import fused
 from smoothgrad_jax.core.types import ArrayLike, PRNGKey
 from smoothgrad_jax.data import batches
 from smoothgrad_jax.data.corpus import Corpus
 from smoothgrad_jax.models.lda.document_fit import fit_documents, gather_topics
-from smoothgrad_jax.models.lda.model import LDA, Documents, check, split_documents
+from smoothgrad_jax.models.lda.document_sampling import SampledInfo
+from smoothgrad_jax.models.lda.methods import deterministic
+from smoothgrad_jax.models.lda.model import LDA, Documents, check, local_step, split_documents
+from smoothgrad_jax.models.lda.row_kernel import proportions_of, without_tokens
 
 _CHUNK = 512  # documents per call of the compiled program
 _ENTRIES = 1 << 16  # entries of held-out halves that are scored at a time; allocates two arrays [_ENTRIES, K]
@@ -80,6 +83,7 @@ def posteriors(
     """
     corpus = Corpus.of(X)
     model = check(model, lam, corpus.num_words)
+    model = model._replace(method=deterministic(model.method))
     tol, max_iter = model.tol if tol is None else tol, model.max_iter if max_iter is None else max_iter
     lam = jnp.asarray(lam)
     size = min(_CHUNK, corpus.num_docs)
@@ -92,10 +96,10 @@ def posteriors(
         # The last chunk is filled up with the shortest document, so that all chunks have one shape.
         chunk = start + np.arange(size)
         batch = corpus.pack(np.where(chunk < corpus.num_docs, chunk, shortest), layout)
-        gamma = np.asarray(_fit(model, lam, batch, tol, max_iter))
+        gamma = np.asarray(_fit(model, lam, without_tokens(batch), tol, max_iter))
         out[start : start + size] = gamma[: len(out) - start]
 
-    threads = min(threads or num_cores(), len(starts))
+    threads = min(threads or num_threads(), len(starts))
     with ThreadPoolExecutor(threads, thread_name_prefix="inference") as pool:
         try:
             for each in [submit(pool, fit, start) for start in starts.tolist()]:
@@ -104,6 +108,13 @@ def posteriors(
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return out
+
+
+def sampled_counts(model: LDA, lam: ArrayLike, X: Documents, key: PRNGKey) -> np.ndarray:
+    """Return the tokens per document and topic [D, K] after the last sweep of a model with the sampled method."""
+    _, info = local_step(model, jnp.asarray(lam), batches.pack(X), key=key)
+    assert isinstance(info, SampledInfo), "the model must sample"
+    return np.asarray(info.tokens, np.float64)
 
 
 def proportions(model: LDA, lam: ArrayLike, X: Documents, **options: Any) -> np.ndarray:
@@ -150,17 +161,17 @@ def completion(model: LDA, lam: ArrayLike, X: Documents, key: PRNGKey | None = N
     )
 
 
-@partial(jax.jit, compiler_options=ALONE)
+@partial(jax.jit, compiler_options=SINGLE_THREAD_OPTIONS)
 def _fit(model, lam, batch, tol, max_iter):
     alpha = jnp.broadcast_to(model.alpha, lam.shape[1])
     empty = jnp.zeros((batch.size, lam.shape[1]), lam.dtype)
-    return _fit_fused(empty, alpha, lam, lam.sum(0, keepdims=True), batch, tol, max_iter)
+    return _fit_fused(empty, alpha, lam, lam.sum(0, keepdims=True), batch, tol, max_iter, model.method)
 
 
 @fused
-def _fit_fused(_, alpha, lam, total, batch, tol, max_iter):
-    beta, _ = gather_topics(lam, total, batch)
-    return fit_documents(alpha, (beta,), batch, tol, max_iter)[-1].gamma
+def _fit_fused(_, alpha, lam, total, batch, tol, max_iter, method):
+    beta, _ = gather_topics(lam, total, batch, method)
+    return fit_documents(alpha, (beta,), batch, tol, max_iter, proportions=proportions_of(method))[-1].gamma
 
 
 def _layout(corpus, lengths, starts, size):

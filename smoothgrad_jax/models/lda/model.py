@@ -27,7 +27,7 @@ import scipy.sparse
 from jax import lax
 
 from smoothgrad_jax.core.errors import OptionError
-from smoothgrad_jax.core.fused_loops import fused
+from smoothgrad_jax.core.fused_loops import fused, row, set_row
 from smoothgrad_jax.core.model import HeldOut
 from smoothgrad_jax.core.types import Array, ArrayLike, Numeric, PRNGKey
 from smoothgrad_jax.data import batches
@@ -41,7 +41,15 @@ from smoothgrad_jax.models.lda.document_fit import (
     padded,
     scaled_proportions,
 )
-from smoothgrad_jax.models.lda.row_kernel import LDAKernel, make_kernel
+from smoothgrad_jax.models.lda.document_sampling import (
+    SampledInfo,
+    mean_normalisers,
+    mean_topics,
+    sample_documents,
+    sampling_width,
+)
+from smoothgrad_jax.models.lda.methods import Method, Sampled, Variational, check_method, deterministic
+from smoothgrad_jax.models.lda.row_kernel import LDAKernel, make_kernel, proportions_of, seed_words, without_tokens
 
 Documents = Any  # documents × words, in any form that smoothgrad_jax.pack takes
 
@@ -55,6 +63,7 @@ class LDA(NamedTuple):
       num_docs: D, the number of documents in the corpus that minibatches represent.
       tol: The fit of a document stops when an update moves its γ by less, on average over the topics.
       max_iter: The fit of a document stops after this many updates.
+      method: The local step, see :mod:`smoothgrad_jax.models.lda.methods`; by default that of the paper.
     """
 
     alpha: ArrayLike
@@ -62,6 +71,12 @@ class LDA(NamedTuple):
     num_docs: Numeric
     tol: Numeric = 1e-3
     max_iter: Numeric = 100
+    method: Method = Variational()
+
+    @property
+    def uses_key(self) -> bool:
+        """Whether the local step samples."""
+        return isinstance(self.method, Sampled)
 
     @property
     def uses_documents(self) -> bool:
@@ -73,12 +88,13 @@ class LDA(NamedTuple):
         """η."""
         return self.eta
 
-    def local_step(self, params: Array, batch: Batch, key: PRNGKey | None = None) -> tuple[Array, LocalInfo]:
+    def local_step(
+        self, params: Array, batch: Batch, key: PRNGKey | None = None
+    ) -> tuple[Array, LocalInfo | SampledInfo]:
         """Fit the documents of a minibatch; see :func:`local_step`."""
-        del key
-        return local_step(self, params, batch)
+        return local_step(self, params, batch, key=key)
 
-    def check(self, params: Any, num_words: int | None = None) -> "LDA":
+    def check(self, params: Array, num_words: int | None = None) -> "LDA":
         """Return the model as arrays of the dtype of λ, if λ can start a run on documents of so many words."""
         model = check(self, params, num_words)
         if num_words is not None and num_words < params.shape[0]:
@@ -87,7 +103,7 @@ class LDA(NamedTuple):
             raise ValueError("λ must be positive and finite to start from")
         return model
 
-    def split_held_out(self, data: Any, key: PRNGKey | None, params: Any) -> HeldOut:
+    def split_held_out(self, data: Documents, key: PRNGKey | None, params: Array) -> HeldOut:
         """Prepare held-out documents for :meth:`held_out_score`; see :func:`split_held_out`."""
         return split_held_out(data, key, params.shape[0])
 
@@ -110,12 +126,18 @@ class LDA(NamedTuple):
 
     def row_kernel(self, num_columns: int, dtype: np.dtype) -> LDAKernel:
         """Return the kernel for the row-sparse engine."""
-        return make_kernel(self.alpha, self.num_docs, self.tol, self.max_iter, num_columns, dtype)
+        return make_kernel(self.alpha, self.num_docs, self.tol, self.max_iter, self.method, num_columns, dtype)
 
 
 def local_step(
-    model: LDA, lam: Array, batch: Batch, tol: Numeric | None = None, max_iter: Numeric | None = None
-) -> tuple[Array, LocalInfo]:
+    model: LDA,
+    lam: Array,
+    batch: Batch,
+    tol: Numeric | None = None,
+    max_iter: Numeric | None = None,
+    *,
+    key: PRNGKey | None = None,
+) -> tuple[Array, LocalInfo | SampledInfo]:
     """Fit the documents of a minibatch with the topics held fixed; compiled once per shape.
 
     Each document starts from γ = α + N/K, where N is its number of tokens. It stops by itself, when an update moves γ
@@ -130,14 +152,20 @@ def local_step(
       lam: λ [V, K], positive.
       batch: From :func:`smoothgrad_jax.pack`.
       tol, max_iter: When the fit of a document stops; by default as the model says.
+      key: A random key, for the sampled method.
 
     Returns:
       ``(stats, info)``: Ŝ [V, K], the expected counts n_dw φ_dwk summed over the documents and scaled by D/B; and
-      :class:`LocalInfo`.
+      :class:`LocalInfo`, or :class:`SampledInfo` for the sampled method.
 
     With B = D this is the E-step of batch variational Bayes.
     """
-    return _local_step(_checked(model, lam, batch, tol, max_iter), lam, batch)
+    model = _checked(model, lam, batch, tol, max_iter)
+    if not isinstance(model.method, Sampled):
+        return _local_step(model, lam, without_tokens(batch))
+    if key is None:
+        raise OptionError("key", "is needed by the sampled method: key=jax.random.key(0)")
+    return _sampled_step(model, lam, batch, seed_words(key))
 
 
 def elbo(model: LDA, lam: Array, batch: Batch, tol: Numeric | None = None, max_iter: Numeric | None = None) -> Array:
@@ -154,7 +182,8 @@ def elbo(model: LDA, lam: Array, batch: Batch, tol: Numeric | None = None, max_i
     Returns:
       A scalar, in nats. For B = D it is the bound itself.
     """
-    return _elbo(_checked(model, lam, batch, tol, max_iter), lam, batch)
+    model = _checked(model, lam, batch, tol, max_iter)
+    return _elbo(model._replace(method=Variational()), lam, without_tokens(batch))
 
 
 def log_predictive(
@@ -185,7 +214,8 @@ def log_predictive(
     model = _checked(model, lam, observed, tol, max_iter)
     _checked(model, lam, held_out)
     _check_pairs(observed, held_out)
-    return _log_predictive(model, lam, observed, held_out)
+    model = model._replace(method=deterministic(model.method))
+    return _log_predictive(model, lam, without_tokens(observed), without_tokens(held_out))
 
 
 def split_documents(X: Documents, key: PRNGKey) -> tuple[scipy.sparse.csr_array, scipy.sparse.csr_array]:
@@ -203,7 +233,7 @@ def split_documents(X: Documents, key: PRNGKey) -> tuple[scipy.sparse.csr_array,
     return batches.split_tokens(X, np.random.default_rng(seed))
 
 
-def split_held_out(data: Any, key: PRNGKey | None, num_words: int) -> HeldOut:
+def split_held_out(data: Documents, key: PRNGKey | None, num_words: int) -> HeldOut:
     """Return held-out documents as two packed halves.
 
     Args:
@@ -228,15 +258,25 @@ def split_held_out(data: Any, key: PRNGKey | None, num_words: int) -> HeldOut:
 
 @jax.jit
 def _local_step(model, lam, batch):
-    _, _, stats, info = _fit(model.alpha, lam, batch, model.tol, model.max_iter)
+    _, _, stats, info = _fit(model.alpha, lam, batch, model.tol, model.max_iter, model.method)
+    return _scatter(model, lam, batch, stats), info
+
+
+@jax.jit
+def _sampled_step(model, lam, batch, seed):
+    stats, info = _sample(model.alpha, lam, batch, seed, *model.method)
+    return _scatter(model, lam, batch, stats), info
+
+
+def _scatter(model, lam, batch, stats):
     # Ŝ_wk = (D/B) Σ_d n_dw φ_dwk, 0 for words that the batch does not contain
     scale = model.num_docs / batch.size
-    return jnp.zeros_like(lam).at[batch.vocabulary].add(scale * stats[:, : lam.shape[1]]), info
+    return jnp.zeros_like(lam).at[batch.vocabulary].add(scale * stats[:, : lam.shape[1]])
 
 
 @jax.jit
 def _elbo(model, lam, batch):
-    beta, log_scale, _, info = _fit(model.alpha, lam, batch, model.tol, model.max_iter)
+    beta, log_scale, _, info = _fit(model.alpha, lam, batch, model.tol, model.max_iter, model.method)
     likelihood = _log_likelihoods(jnp.zeros(batch.size, lam.dtype), beta, log_scale, batch, info.gamma).sum()
     local = dirichlet.kl_divergence(info.gamma, model.alpha).sum()
     topic = dirichlet.kl_divergence(lam, model.eta, axis=0).sum()
@@ -258,7 +298,7 @@ def _log_likelihoods(_, beta, log_scale, batch, gammas):
 
 @jax.jit
 def _log_predictive(model, lam, observed, held_out):
-    *_, info = _fit(model.alpha, lam, observed, model.tol, model.max_iter)
+    *_, info = _fit(model.alpha, lam, observed, model.tol, model.max_iter, model.method)
     theta = info.gamma / info.gamma.sum(1, keepdims=True)
     beta = lam[held_out.vocabulary] / lam.sum(0, keepdims=True)
     log_p = _log_probabilities(jnp.zeros(held_out.size, lam.dtype), beta, theta, held_out)
@@ -282,7 +322,7 @@ def _sum_log(beta, theta, batch, d, extra):
 
 
 @jax.custom_batching.sequential_vmap
-def _fit(alpha, lam, batch, tol, max_iter):
+def _fit(alpha, lam, batch, tol, max_iter, method):
     """Return β̃, the log of its scale, Σ_d n_dw φ_dwk [U, K padded], and :class:`LocalInfo`.
 
     Runs under ``vmap`` execute one after the other: together each document would take as long as in the slowest run,
@@ -294,14 +334,37 @@ def _fit(alpha, lam, batch, tol, max_iter):
         jnp.zeros((batch.size, lam.shape[1]), lam.dtype), jnp.zeros(batch.size, jnp.int32), jnp.zeros((), lam.dtype)
     )
     empty = beta, beta[:, 0], beta, info
-    return _fit_fused(empty, alpha, lam, lam.sum(0, keepdims=True), batch, tol, max_iter)
+    return _fit_fused(empty, alpha, lam, lam.sum(0, keepdims=True), batch, tol, max_iter, method)
 
 
 @fused
-def _fit_fused(_, alpha, lam, total, batch, tol, max_iter):
-    beta, log_scale = gather_topics(lam, total, batch)
-    stats, _, info = fit_documents(alpha, (beta,), batch, tol, max_iter)
+def _fit_fused(_, alpha, lam, total, batch, tol, max_iter, method):
+    beta, log_scale = gather_topics(lam, total, batch, method)
+    stats, _, info = fit_documents(alpha, (beta,), batch, tol, max_iter, proportions=proportions_of(method))
     return beta, log_scale, stats, info
+
+
+@jax.custom_batching.sequential_vmap
+def _sample(alpha, lam, batch, seed, sweeps, counted):
+    """Return the expected tokens per word and topic [U, W], and :class:`SampledInfo`."""
+    alpha, width = jnp.broadcast_to(alpha, lam.shape[1]), sampling_width(lam.shape[1])
+    per_topic = jnp.zeros((batch.size, lam.shape[1]), lam.dtype)
+    info = SampledInfo(per_topic, jnp.zeros(batch.size, jnp.int32), per_topic)
+    empty = jnp.zeros((batch.vocabulary.shape[0], width), lam.dtype), info
+    return _sample_fused(empty, alpha, lam, lam.sum(0, keepdims=True), batch, seed, sweeps, counted)
+
+
+@fused
+def _sample_fused(_, alpha, lam, total, batch, seed, sweeps, counted):
+    normalisers = mean_normalisers(total, sampling_width(lam.shape[1]))
+
+    def fill(i, beta):
+        return set_row(beta, i, mean_topics(row(lam, batch.vocabulary[i]), normalisers))
+
+    empty = jnp.zeros((batch.vocabulary.shape[0], normalisers.shape[1]), lam.dtype)
+    beta = lax.fori_loop(0, batch.num_used, fill, empty)
+    stats, _, info = sample_documents(alpha, (beta,), batch, seed, sweeps, counted)
+    return stats, info
 
 
 def _checked(model, lam, batch, tol=None, max_iter=None):
@@ -319,7 +382,7 @@ def _checked(model, lam, batch, tol=None, max_iter=None):
     )
 
 
-def check(model: LDA, lam: Any, num_words: int | None = None) -> LDA:
+def check(model: LDA, lam: Array, num_words: int | None = None) -> LDA:
     """Return the model as arrays of the dtype of λ.
 
     Args:
@@ -333,6 +396,7 @@ def check(model: LDA, lam: Any, num_words: int | None = None) -> LDA:
     if not hasattr(lam, "dtype") or lam.ndim != 2 or lam.dtype not in (np.float32, np.float64):
         what = f"{lam.dtype} of shape {lam.shape}" if hasattr(lam, "dtype") else type(lam).__name__
         raise ValueError(f"lam must be float32 or float64 of shape [V, K], got {what}")
+    check_method(model.method if isinstance(model, LDA) else Variational())
     if not isinstance(model, LDA):
         raise ValueError(f"expected an LDA(alpha, eta, num_docs), got {type(model).__name__}")
     num_rows, num_topics = lam.shape

@@ -20,6 +20,7 @@ from scipy.special import gammaln, polygamma, psi
 
 _SMALLEST, _LARGEST = 1e-4, 1e4  # bounds of a learned prior: the optimum for an unused topic is 0
 _MAX_STEPS = 100
+_FIXED_POINT_STEPS = 20
 _TOLERANCE = 1e-7
 
 
@@ -51,6 +52,27 @@ def fit_dirichlet(mean_log: np.ndarray, start: ArrayLike) -> np.ndarray:
         return (gradient - (gradient / q).sum() / (1 / z + (1 / q).sum())) / q
 
     return _maximise(value, newton, np.broadcast_to(np.asarray(start, np.float64), g.shape))
+
+
+def fit_counts(counts: np.ndarray, start: ArrayLike) -> np.ndarray:
+    """Return α [K] with a higher likelihood of the tokens per document and topic, by Minka's fixed point.
+
+        α_k ← α_k Σ_d [ψ(N_dk + α_k) − ψ(α_k)] / Σ_d [ψ(N_d + Σα) − ψ(Σα)]
+
+    Args:
+      counts: N [D, K], samples.
+      start: α to start from, one number or [K].
+
+    Returns:
+      α after 20 updates, between 1e-4 and 1e4.
+    """
+    alpha = np.broadcast_to(np.asarray(start, np.float64), counts.shape[1])
+    lengths = counts.sum(1)
+    for _ in range(_FIXED_POINT_STEPS):
+        numerator = (psi(counts + alpha) - psi(alpha)).sum(0)
+        denominator = (psi(lengths + alpha.sum()) - psi(alpha.sum())).sum()
+        alpha = np.clip(alpha * numerator / max(denominator, _TOLERANCE), _SMALLEST, _LARGEST)
+    return alpha
 
 
 def fit_symmetric(mean_log: float, size: int, start: float) -> float:

@@ -1,14 +1,15 @@
 """Topics to start from, and expected topics."""
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.sparse
 
 from smoothgrad_jax.core.types import Array, PRNGKey
 from smoothgrad_jax.data import batches
+from smoothgrad_jax.data.corpus import Corpus
 
 _SEEDS, _SEED_WEIGHT = 20, 0.3  # documents per initial topic; experiments/BENCHMARKS.md says how the weight was chosen
 
@@ -22,7 +23,12 @@ def init_topics(key: PRNGKey, num_words: int, num_topics: int, dtype: type | np.
 
 
 def seed_topics(
-    key: PRNGKey, X: Any, num_topics: int, *, num_docs: float | None = None, dtype: type | np.dtype = np.float32
+    key: PRNGKey,
+    X: scipy.sparse.csr_array | Corpus,
+    num_topics: int,
+    *,
+    num_docs: float | None = None,
+    dtype: type | np.dtype = np.float32,
 ) -> np.ndarray:
     """Return λ [V, K] in which each topic leans towards twenty documents drawn at random.
 

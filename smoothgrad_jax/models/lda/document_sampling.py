@@ -1,0 +1,243 @@
+"""Collapsed Gibbs sampling of the topics of each document's tokens, with the topics of words held fixed.
+
+    z_t ~ (N_k + α_k) β_{w_t k},    N_k = Σ_{s ≠ t} [z_s = k]
+
+| letter | name       | shape   | meaning                                                                      |
+|--------|------------|---------|------------------------------------------------------------------------------|
+| z      | ``topics`` | [T]     | topic of each token of the current document                                  |
+| N + α  | ``weights``| [1, W]  | tokens per topic of the current document, plus the prior                     |
+| β      | ``beta``   | [U, W]  | E[β_wk] of the words of the batch; K padded to W columns with zeros          |
+| u      |            |         | uniform number, a function of (seed, document, token, sweep)                 |
+
+The statistics of a token are the probabilities with which it would be drawn given all other tokens, after each counted
+sweep. They have the mean of the drawn topics and less noise (Rao and Blackwell).
+
+The random numbers of a document depend on the seed and the number of the document alone, and not on the other documents
+of the batch, on padding or on threads.
+
+A draw does not compute K prefix sums. The W products are added in lanes, the lane is drawn, then the topic within the
+lane: the first part is vectorised, the second part is a few scalar additions. Wide rows have three levels.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from smoothgrad_jax.core.fused_loops import row, set_row
+from smoothgrad_jax.core.types import Array, Numeric
+from smoothgrad_jax.data.batches import Batch
+from smoothgrad_jax.models.lda.document_fit import copy_rows, padded
+
+_LANES = 16
+_LONGEST_SUM = 9  # numbers that are added one after the other to draw one of them, where the width allows it
+
+
+class SampledInfo(NamedTuple):
+    """The samples of a batch.
+
+    Attributes:
+      gamma: [B, K] α plus the expected number of tokens per topic.
+      iterations: [B] sweeps; 0 for an empty document.
+      tokens: [B, K] tokens per topic after the last sweep, a sample.
+    """
+
+    gamma: Array
+    iterations: Array
+    tokens: Array
+
+
+def sampling_width(num_topics: int) -> int:
+    """Return W ≥ K, a multiple of 16 that has small factors."""
+    blocks = padded(num_topics) // _LANES
+    return _LANES * (blocks if blocks <= _LONGEST_SUM else -(-blocks // 4) * 4)
+
+
+def mean_normalisers(totals: Array, width: int) -> Array:
+    """Return 1/T [1, W] of the column sums T [1, K], padded with zeros."""
+    return _pad_to(1 / jnp.maximum(totals, jnp.finfo(totals.dtype).tiny), width)
+
+
+def mean_topics(rows: Array, normalisers: Array) -> Array:
+    """Return E[β] = λ/T [n, W] of rows λ [n, K]."""
+    return _pad_to(rows, normalisers.shape[1]) * normalisers
+
+
+def sample_documents(
+    alpha: Array,
+    beta: tuple[Array, ...],
+    batch: Batch,
+    seed: Array,
+    sweeps: Numeric,
+    counted: Numeric,
+    first: Numeric = 0,
+    last: Numeric | None = None,
+) -> tuple[Array, Array, SampledInfo]:
+    """Sample the topics of the tokens of a batch.
+
+    Args:
+      alpha: α [K].
+      beta: E[β] [U, W] of the words of the batch; several arrays as in
+        :func:`smoothgrad_jax.models.lda.document_fit.fit_documents`.
+      batch: The documents.
+      seed: [2] uint32.
+      sweeps, counted: See :class:`smoothgrad_jax.models.lda.methods.Sampled`.
+      first, last: Sample only the documents first … last − 1.
+
+    Returns:
+      The expected number of tokens per word and topic, mean over the counted sweeps [S · U, W]; its sum over words
+      [K]; and :class:`SampledInfo`.
+    """
+    num_topics, dtype, width = alpha.shape[0], beta[0].dtype, beta[0].shape[1]
+    if batch.tokens.shape[-2] == 0:
+        raise ValueError("a document has more than 16,777,216 tokens; the sampled method draws each of them")
+    counts = batch.counts.astype(dtype)
+    pieces = jnp.ceil(counts)
+    weights_of = counts / jnp.maximum(pieces, 1)  # of a token of each entry; 1 unless the count is fractional
+    pieces = pieces.astype(jnp.int32)
+    prior, share, columns = _pad_to(alpha[None], width), 1 / jnp.asarray(counted, dtype), jnp.arange(width)[None]
+
+    def sample_document(d, carry):
+        stats, rows, entries, topics, total, info = carry
+        start, length = batch.offsets[d], batch.offsets[d + 1] - batch.offsets[d]
+        rows = copy_rows(rows, beta, batch.words, start, length)
+        num_tokens, entries = _expand(entries, pieces, start, length)
+        document_seed = _mix(seed[1] ^ _mix(batch.documents[d].astype(jnp.uint32) + seed[0]))
+
+        def sweep(number, carry):
+            weights, topics, stats, mean = carry
+
+            def draw_token(t, carry):
+                weights, topics = carry
+                entry = entries[t]
+                # The barrier separates the read of the old topic from the write of the new one; see fused_loops.
+                weight, old = lax.optimization_barrier((weights_of[start + entry], topics[t]))
+                weights = _add_at(weights, old, jnp.where(number > 0, -weight, 0))
+                u = _uniform(document_seed, t, number, dtype)
+                new = _draw(weights, row(rows, entry), u, num_topics)
+                return _add_at(weights, new, weight), set_row(topics, t, new[None])
+
+            weights, topics = lax.fori_loop(0, num_tokens, draw_token, (weights, topics))
+
+            def count_token(t, carry):
+                stats, mean = carry
+                entry, w = entries[t], batch.words[start + entries[t]]
+                weight = weights_of[start + entry]
+                # The expectation of this token given all others has less noise than the topic that was drawn.
+                others = weights - jnp.where(columns == topics[t], weight, 0)
+                p = lax.optimization_barrier(others * row(rows, entry))
+                scale = lax.optimization_barrier(share * weight / _fold(p[0], _LANES).sum())
+                return set_row(stats, w, row(stats, w) + scale * p), mean + scale * p
+
+            number_counted = jnp.where(number >= sweeps - counted, num_tokens, 0)
+            stats, mean = lax.fori_loop(0, number_counted, count_token, (stats, mean))
+            return weights, topics, stats, mean
+
+        begin = prior, topics, stats, jnp.zeros_like(prior)
+        weights, topics, stats, mean = lax.fori_loop(0, sweeps, sweep, begin)
+        number = jnp.where(length > 0, sweeps, 0).astype(jnp.int32)
+        found = (prior + mean)[:, :num_topics], number[None], (weights - prior)[:, :num_topics]
+        info = SampledInfo(*(set_row(x, d, new) for x, new in zip(info, found, strict=True)))
+        return stats, rows, entries, topics, total + mean, info
+
+    last = batch.size if last is None else last
+    stats, *_, total, info = lax.fori_loop(first, last, sample_document, _memory(alpha, beta, batch))
+    return stats, total[0, :num_topics], info
+
+
+def _memory(alpha, beta, batch):
+    """Return the arrays that sampling writes to: statistics, rows, entries and topics of tokens, sum, and info."""
+    dtype, width, capacity = beta[0].dtype, beta[0].shape[1], batch.tokens.shape[-2]
+    per_topic = batch.size, alpha.shape[0]
+    return (
+        jnp.zeros((len(beta) * beta[0].shape[0], width), dtype),
+        jnp.zeros((batch.longest.shape[-2], width), dtype),
+        jnp.zeros(capacity, jnp.int32),
+        jnp.zeros(capacity, jnp.int32),
+        jnp.zeros((1, width), dtype),
+        SampledInfo(jnp.broadcast_to(alpha, per_topic), jnp.zeros(batch.size, jnp.int32), jnp.zeros(per_topic, dtype)),
+    )
+
+
+def _expand(entries, pieces, start, length):
+    """Return the number of tokens of a document, and for each token its entry, as an offset in the document."""
+
+    def append(i, carry):
+        number, entries = carry
+        end = number + pieces[start + i]
+        return end, lax.fori_loop(number, end, lambda t, entries: set_row(entries, t, i[None]), entries)
+
+    return lax.fori_loop(0, length, append, (jnp.int32(0), entries))
+
+
+def _draw(weights, beta, u, num_topics):
+    """Return k with probability proportional to weights_k β_k, from a uniform number u."""
+    # Add the products in lanes, and these in fewer lanes, down to 16. The barriers keep XLA from computing sums again.
+    products, sizes = weights * beta, _fold_sizes(weights.shape[1])
+    folds = [lax.optimization_barrier(_fold(products[0], sizes[0]))]
+    for size in sizes[1:]:
+        folds.append(lax.optimization_barrier(_fold(folds[-1], size)))
+    lanes = [folds[-1][i] for i in range(_LANES)]
+    # u ≤ 1 − 2⁻²⁴, so that the target lies below the sum, and lanes that hold only padding are never drawn.
+    k, rest = lax.optimization_barrier(_search(lanes, u * sum(lanes[1:], lanes[0])))
+    for size, fold in zip(sizes[:0:-1], folds[-2::-1], strict=True):
+        number, rest = _search(
+            [lax.dynamic_index_in_dim(fold, k + i, 0, False) for i in range(0, len(fold), size)], rest
+        )
+        k, rest = lax.optimization_barrier((k + size * number, rest))
+    at = partial(lax.dynamic_slice, slice_sizes=(1, 1))
+    places = range(0, weights.shape[1], sizes[0])
+    number, _ = _search([(at(weights, (0, k + i)) * at(beta, (0, k + i)))[0, 0] for i in places], rest)
+    # Rounding may leave a rest that exceeds the sum of a lane, whose last numbers may be padding.
+    return k + sizes[0] * jnp.minimum(number, (num_topics - 1 - k) // sizes[0])
+
+
+def _search(values, target):
+    """Return how many prefix sums of the values are at most the target, and the target less the largest of these."""
+    total, number, passed = jnp.zeros_like(target), jnp.int32(0), jnp.zeros_like(target)
+    for value in values[:-1]:
+        total = total + value
+        below = total <= target
+        number, passed = number + below, jnp.where(below, total, passed)
+    return number, target - passed
+
+
+def _fold(x, size):
+    """Return the sum of the slices of a vector that have this size."""
+    parts = [x[i : i + size] for i in range(0, x.shape[0], size)]
+    return sum(parts[1:], parts[0])
+
+
+def _fold_sizes(width):
+    """Return the widths to which a row is folded, from the largest down to 16."""
+    sizes, blocks = [], width // _LANES
+    while True:
+        divisors = [r for r in range(2, _LONGEST_SUM + 1) if blocks % r == 0]
+        blocks = 1 if blocks <= _LONGEST_SUM or not divisors else blocks // max(divisors)
+        sizes.append(blocks * _LANES)
+        if blocks == 1:
+            return sizes
+
+
+def _uniform(seed, token, sweep, dtype):
+    """Return a number in [0, 1) with 24 random bits."""
+    bits = _mix(seed + token.astype(jnp.uint32) * jnp.uint32(0x9E3779B9))
+    bits = _mix(bits ^ (sweep.astype(jnp.uint32) * jnp.uint32(0x7FEB352D) + jnp.uint32(0x68E31DA4)))
+    return (bits >> 8).astype(jnp.int32).astype(dtype) * jnp.asarray(2**-24, dtype)
+
+
+def _mix(x):
+    """Return a random-looking permutation of 32-bit numbers: the last step of MurmurHash3."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)
+
+
+def _add_at(x, k, value):
+    """Add a number to x[0, k]; inside a loop, in place."""
+    return lax.dynamic_update_slice(x, lax.dynamic_slice(x, (0, k), (1, 1)) + value, (0, k))
+
+
+def _pad_to(x, width):
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])
