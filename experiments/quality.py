@@ -25,7 +25,7 @@ import numpy as np
 import scipy.sparse
 
 import smoothgrad_jax as sj
-from smoothgrad_jax import Maximum, Mean, Sampled, Variational
+from smoothgrad_jax import Collapsed, Maximum, Mean, Sampled, Variational
 from smoothgrad_jax.models.lda.model import split_held_out
 from smoothgrad_jax.training.settings import Settings
 
@@ -55,7 +55,12 @@ def measure(X, halves, alpha, lam):
 
 def train_ours(X, halves, args):
     """Yield seconds, passes and quality along a run."""
-    names = {"variational": Variational(), "mean": Mean(), "sampled": Sampled(args.sweeps, max(1, args.sweeps // 2))}
+    names = {
+        "variational": Variational(),
+        "mean": Mean(),
+        "collapsed": Collapsed(),
+        "sampled": Sampled(args.sweeps, max(1, args.sweeps // 2)),
+    }
     key, steps = jax.random.key(args.seed), max(1, round(args.passes * X.shape[0] / args.batch_size))
     chosen = {"alpha": args.alpha, "eta": args.eta, "passes": None, "batch_size": args.batch_size}
     settings = Settings(
@@ -109,7 +114,9 @@ def main():
     parser.add_argument("--corpus", required=True, type=pathlib.Path)
     parser.add_argument("--documents", type=int, default=30_000)
     parser.add_argument("--topics", type=int, default=100)
-    parser.add_argument("--method", choices=("sampled", "mean", "variational", "tomotopy"), default="sampled")
+    parser.add_argument(
+        "--method", choices=("sampled", "collapsed", "mean", "variational", "tomotopy"), default="sampled"
+    )
     parser.add_argument("--passes", type=float, default=10, help="passes, or sweeps of tomotopy")
     parser.add_argument("--sweeps", type=int, default=5)
     parser.add_argument("--window", type=float, default=1)

@@ -23,10 +23,10 @@ _NAMES = {
     "data.sampling": ("prefetch", "sample"),
     "data.durable_files": ("LoadError", "SaveError"),
     "data.sources": ("Source", "open_source", "recognise"),
-    "data.compressed_files": ("CorpusError",),
+    "data.errors": ("CorpusError",),
     "models.lda.document_fit": ("LocalInfo",),
     "models.lda.document_sampling": ("SampledInfo",),
-    "models.lda.methods": ("Maximum", "Mean", "Sampled", "Variational"),
+    "models.lda.methods": ("Collapsed", "Maximum", "Mean", "Sampled", "Variational"),
     "models.lda.model": ("LDA", "elbo", "local_step", "log_predictive", "split_documents"),
     "models.lda.topics": ("init_topics", "seed_topics", "topics"),
     "models.topic_quality": (

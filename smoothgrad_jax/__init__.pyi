@@ -29,10 +29,10 @@ from smoothgrad_jax.data import corpus_folder as corpus_folder
 from smoothgrad_jax.data import text as text
 from smoothgrad_jax.data.batches import Batch as Batch
 from smoothgrad_jax.data.batches import pack as pack
-from smoothgrad_jax.data.compressed_files import CorpusError as CorpusError
 from smoothgrad_jax.data.corpus import Corpus as Corpus
 from smoothgrad_jax.data.durable_files import LoadError as LoadError
 from smoothgrad_jax.data.durable_files import SaveError as SaveError
+from smoothgrad_jax.data.errors import CorpusError as CorpusError
 from smoothgrad_jax.data.sampling import prefetch as prefetch
 from smoothgrad_jax.data.sampling import sample as sample
 from smoothgrad_jax.data.sources import Source as Source
@@ -41,6 +41,7 @@ from smoothgrad_jax.data.sources import recognise as recognise
 from smoothgrad_jax.models import dirichlet as dirichlet
 from smoothgrad_jax.models.lda.document_fit import LocalInfo as LocalInfo
 from smoothgrad_jax.models.lda.document_sampling import SampledInfo as SampledInfo
+from smoothgrad_jax.models.lda.methods import Collapsed as Collapsed
 from smoothgrad_jax.models.lda.methods import Maximum as Maximum
 from smoothgrad_jax.models.lda.methods import Mean as Mean
 from smoothgrad_jax.models.lda.methods import Sampled as Sampled

@@ -1,8 +1,8 @@
 """The command ``smoothgrad``: its options, and how errors are reported.
 
-This module declares only options, so that ``--help`` does not import jax. Each command has a module of the same name
-in :mod:`smoothgrad_jax.app.commands`, which is imported when the command runs. The options of a run come from
-:class:`smoothgrad_jax.training.settings.Settings`.
+This module declares only options, so that ``--help`` does not import jax; the options of a command are declared when
+it is called. Each command has a module of the same name in :mod:`smoothgrad_jax.app.commands`, which is imported when
+the command runs. The options of a run come from :class:`smoothgrad_jax.training.settings.Settings`.
 
 | exit code | meaning                                                                               |
 |-----------|---------------------------------------------------------------------------------------|
@@ -16,17 +16,16 @@ import argparse
 import importlib
 import io
 import os
-import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from smoothgrad_jax import __version__
 from smoothgrad_jax.core.errors import OptionError
-from smoothgrad_jax.data import formats
-from smoothgrad_jax.training.settings import DEFAULT_VALUES, OPTIONS, parse_option
 
-FORMATS = formats.NAMES
+if TYPE_CHECKING:
+    from smoothgrad_jax.data.errors import OptionName
+
 _INPUTS = (
     "files or a folder: text with one document per line, a folder of text files, JSON lines, CSV, TSV, UCI docword, "
     "LDA-C, Matrix Market, svmlight, scipy .npz, optionally compressed by gzip, bzip2 or xz; or the output of convert"
@@ -40,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # some terminals cannot encode every character
-    args = build_parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    args = build_parser([argument for argument in argv if argument in COMMANDS][:1]).parse_args(argv)
     try:
         return _run(args)
     except ImportError as error:
@@ -55,7 +55,7 @@ def _run(args: argparse.Namespace) -> int:
     """Run a command; print an expected error to standard error as one line."""
     command = importlib.import_module(f"smoothgrad_jax.app.commands.{args.command}")
     from smoothgrad_jax.app.commands.output import CommandError
-    from smoothgrad_jax.data.compressed_files import CorpusError
+    from smoothgrad_jax.data.errors import CorpusError
 
     try:
         return command.run(args)
@@ -67,7 +67,7 @@ def _run(args: argparse.Namespace) -> int:
         name = _SETTING_OF.get(error.option, error.option)
         message = f"{_flag(name) if hasattr(args, name) else error.option} {error.problem}"
     except CorpusError as error:
-        message = _with_flags(str(error), [name for name in error.options if hasattr(args, name)])
+        message = error.message(lambda option: _spell(option, args))
     except MemoryError as error:
         message = f"out of memory: {error}"
     except (CommandError, ValueError, OSError) as error:  # includes LoadError and SaveError
@@ -78,16 +78,24 @@ def _run(args: argparse.Namespace) -> int:
 
 def given_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Return the settings that were given on the command line."""
+    from smoothgrad_jax.training.settings import OPTIONS
+
     return {name: getattr(args, name) for name in OPTIONS if getattr(args, name, None) is not None}
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser with all commands and their options."""
+def build_parser(complete: Collection[str] | None = None) -> argparse.ArgumentParser:
+    """Return the parser with all commands.
+
+    Args:
+      complete: The commands whose options are declared; by default all.
+    """
     parser = _Parser(prog="smoothgrad", description="Topics from text by smoothed stochastic variational inference.")
     parser.add_argument("--version", action="version", version=f"smoothgrad_jax {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
-        command.add_options(commands.add_parser(name, help=command.help))
+        subparser = commands.add_parser(name, help=command.help)
+        if complete is None or name in complete:
+            command.add_options(subparser)
     return parser
 
 
@@ -95,7 +103,7 @@ def _demo_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", default="smoothgrad-demo", metavar="DIR", help="folder for model and report (%(default)s)"
     )
-    _add_settings(parser, ("topics", "passes", "seed"), topics=30, passes=10, seed=DEFAULT_VALUES["seed"])
+    _add_settings(parser, ("topics", "passes", "seed"), topics=30, passes=10, seed=0)
 
 
 def _fit_options(parser: argparse.ArgumentParser) -> None:
@@ -103,7 +111,7 @@ def _fit_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, metavar="MODEL", help="folder for the model and its checkpoints")
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in MODEL")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing model in MODEL")
-    _add_settings(parser.add_argument_group("training"), OPTIONS)
+    _add_settings(parser.add_argument_group("training"))
     _add_words(parser)
     _add_json(parser)
 
@@ -138,7 +146,7 @@ def _sweep_options(parser: argparse.ArgumentParser) -> None:
     )
     # All runs of a sweep have the same length and write no checkpoints.
     excluded = {"window", "seconds", "early_stopping", "patience", "min_improvement", "checkpoint_every"}
-    _add_settings(parser.add_argument_group("training"), (name for name in OPTIONS if name not in excluded))
+    _add_settings(parser.add_argument_group("training"), excluded=excluded)
     _add_words(parser)
     _add_json(parser)
 
@@ -179,10 +187,15 @@ COMMANDS = {
 
 
 def _add_settings(
-    parser: argparse.ArgumentParser | argparse._ArgumentGroup, names: Iterable[str], **defaults: Any
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup,
+    names: Iterable[str] = (),
+    excluded: Collection[str] = (),
+    **defaults: Any,
 ) -> None:
-    """Add one option per setting; its default is None, or the value in ``defaults``."""
-    for name in names:
+    """Add one option per setting, by default for all; its default is None, or the value in ``defaults``."""
+    from smoothgrad_jax.training.settings import DEFAULT_VALUES, OPTIONS
+
+    for name in names or (name for name in OPTIONS if name not in excluded):
         option, default = OPTIONS[name], defaults.get(name, DEFAULT_VALUES[name])
         text = option.help.replace("%", "%%")
         if option.metavar is None:
@@ -198,9 +211,11 @@ def _add_settings(
 
 
 def _add_inputs(parser: argparse.ArgumentParser, optional: bool = False) -> None:
+    from smoothgrad_jax.data import formats
+
     parser.add_argument("inputs", nargs="*" if optional else "+", metavar="IN", help=_INPUTS)
     group = parser.add_argument_group("reading")
-    group.add_argument("--format", choices=FORMATS, help="format of the files (recognised from their content)")
+    group.add_argument("--format", choices=formats.NAMES, help="format of the files (recognised from their content)")
     group.add_argument("--field", metavar="NAME", help="field of JSON lines, or column of CSV and TSV, with the text")
     group.add_argument("--encoding", default="utf-8", help="encoding of the text (%(default)s)")
     group.add_argument("--first-id", type=int, choices=(0, 1), help="id of the first word in count files")
@@ -245,17 +260,16 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _with_flags(message: str, options: Iterable[str]) -> str:
-    """Replace option names in a message by flags: ``--min-df`` for min_df, ``--sort`` for sort=True."""
-    for name in options:
-        # A name without an underscore, such as "format", is also an English word: replace it only before "=" or ":".
-        after = r"(=True)?" if "_" in name else r"(=True|(?==)|(?=:))"
-        message = re.sub(rf"(?<![\w./-]){name}\b{after}", _flag(name), message)
-    return message
+def _spell(option: "OptionName", args: argparse.Namespace) -> str:
+    """Return an option as the command line has it: ``--min-df 5``, ``--sort``; as Python has it if it has no flag."""
+    if not hasattr(args, option.name):
+        return str(option)
+    return _flag(option.name) + ("" if option.value in (None, True) else f" {option.value}")
 
 
 def _setting(name: str) -> Callable[[str], Any]:
     """Return the argparse type of a setting."""
+    from smoothgrad_jax.training.settings import parse_option
 
     def convert(text: str) -> Any:
         try:

@@ -51,7 +51,8 @@ class Batch(NamedTuple):
       words: [N] the words of the documents, as positions in ``vocabulary``, one document after the other.
       counts: [N] the count of each of these words; 0 after the last document.
       offsets: [B + 1] document d has the entries offsets[d] … offsets[d + 1] − 1.
-      documents: [B] the numbers of the documents in the corpus; a local step that samples depends on them.
+      documents: [B] the numbers of the documents in the corpus, modulo 2³²; other numbers for the second and later
+        copies of a document. A local step that samples depends on them.
       longest: [M, 0] an empty array whose shape is the capacity for words of one document, all tiles together.
       tokens: [T, 0] an empty array whose shape is the capacity for tokens of one document; a fractional count c is ⌈c⌉
         tokens.
@@ -294,7 +295,7 @@ def pack_rows(matrix: CSRArrays, rows: npt.NDArray[np.int64], layout: Layout) ->
         words=words,
         counts=padded,
         offsets=offsets.astype(np.int32),
-        documents=rows.astype(np.int32),  # a larger number only has to differ from the others
+        documents=_document_numbers(rows),
         longest=np.empty((sum(tiles), 0), np.float32),
         tokens=np.empty((_token_capacity(counts, offsets, layout.num_tokens), 0), np.float32),
         columns=np.empty((matrix.shape[1], 0), np.float32),
@@ -352,13 +353,25 @@ def _tile_sizes(longest: int) -> tuple[int, ...]:
 
 def num_tokens(counts: npt.NDArray, offsets: npt.NDArray) -> int:
     """Return the number of tokens of the longest document; a fractional count c is ⌈c⌉ tokens."""
-    ends = np.concatenate([[0.0], np.cumsum(np.ceil(counts), dtype=np.float64)])[offsets]
-    return int(min(np.diff(ends).max(), 2 * _MAX_TOKENS))
+    starts = offsets[:-1][np.diff(offsets) > 0]
+    totals = np.add.reduceat(np.ceil(counts), starts) if starts.size else np.zeros(1)
+    return int(min(totals.max(), 2 * _MAX_TOKENS))
 
 
 def _token_capacity(counts: npt.NDArray, offsets: npt.NDArray, planned: int) -> int:
     needed = num_tokens(counts, offsets)
-    return 0 if needed > _MAX_TOKENS else _capacity(planned, needed)
+    return 0 if needed > _MAX_TOKENS else _capacity(max(planned, 1), needed)
+
+
+def _document_numbers(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    """Return one number per document, such that copies of a document get different numbers."""
+    numbers = rows.astype(np.uint32)
+    if np.unique(rows).size < rows.size:
+        order = np.argsort(rows, kind="stable")
+        ordered = rows[order]
+        first = np.searchsorted(ordered, ordered)  # the position of the first copy
+        numbers[order] ^= (np.arange(rows.size) - first).astype(np.uint32) * np.uint32(0x9E3779B9)
+    return numbers.view(np.int32)
 
 
 def _lengths(matrix: CSRArrays, rows: npt.NDArray) -> npt.NDArray:

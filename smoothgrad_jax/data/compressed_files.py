@@ -15,22 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from smoothgrad_jax.data.errors import CorpusError, OptionName, corpus_error
+
 CHUNK_BYTES = 2**22  # bytes per read
 MAX_RECORD_BYTES = 2**24  # maximum length of a line that is parsed into fields
 
 _XZ_MEMORY = 2**28  # bytes that an xz decoder may allocate; the highest standard level needs a quarter of it
-
-
-class CorpusError(ValueError):
-    """Raised if a file or an option is not usable; the message names the file, the line, the problem and the remedy.
-
-    Attributes:
-      options: Options that the message names, such as ``min_df``; the command line shows them as ``--min-df``.
-    """
-
-    def __init__(self, message: str = "", *options: str) -> None:
-        super().__init__(message)
-        self.options = options
 
 
 def decompress(path: Path, size: int | None = None) -> Iterator[bytes]:
@@ -74,7 +64,7 @@ def read_utf8(path: Path, encoding: str = "utf-8", size: int | None = None) -> I
         if len(start) >= 3:
             break
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise corpus_error(path, 'expected utf-8, got UTF-16; pass encoding="utf-16"', 1, "encoding")
+        raise corpus_error(path, ("expected utf-8, got UTF-16; pass ", OptionName("encoding", "utf-16")), 1)
     start = start.removeprefix(codecs.BOM_UTF8)
     if start:
         yield start
@@ -129,35 +119,14 @@ def decode(path: Path, data: bytes, first_line: int = 1) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         line, byte = first_line + data.count(b"\n", 0, error.start), data[error.start]
-        hint = 'pass its encoding, for example encoding="latin-1"'
-        raise corpus_error(path, f"expected utf-8, got the byte 0x{byte:02x}; {hint}", line, "encoding") from None
-
-
-def corpus_error(path: object, problem: str, line: int | None = None, option: str | None = None) -> CorpusError:
-    """Return an error about a file, and about one of its lines and an option that the problem names, if known."""
-    message = f"{path}: {problem}" if line is None else f"{path}, line {line}: {problem}"
-    return CorpusError(message, *([option] if option else []))
+        problem = f"expected utf-8, got the byte 0x{byte:02x}; pass its encoding, for example "
+        raise corpus_error(path, (problem, OptionName("encoding", "latin-1")), line) from None
 
 
 def binary_error(path: Path, line: int | None = None) -> CorpusError:
     """Return the error for a zero byte, which does not occur in text."""
-    hint = 'for text in UTF-16 pass encoding="utf-16"'
-    return corpus_error(
-        path, f"expected text or a known format, got a binary file (a zero byte); {hint}", line, "encoding"
-    )
-
-
-def excerpt(data: object) -> str:
-    """Return a value of a file, quoted and shortened for a message."""
-    text = data.decode("utf-8", "replace") if isinstance(data, bytes) else str(data)
-    return repr(text if len(text) <= 60 else text[:60] + "…")
-
-
-def plural(count: int, noun: str) -> str:
-    """Return a count with its noun for a message: "1 word", "2,000 words", "0 entries"."""
-    if count != 1:
-        noun = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
-    return f"{count:,} {noun}"
+    problem = "expected text or a known format, got a binary file (a zero byte); for text in UTF-16 pass "
+    return corpus_error(path, (problem, OptionName("encoding", "utf-16")), line)
 
 
 def _chunks(file: BinaryIO | gzip.GzipFile | bz2.BZ2File, size: int) -> Iterator[bytes]:

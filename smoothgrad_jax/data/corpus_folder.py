@@ -25,10 +25,10 @@ import numpy as np
 import numpy.typing as npt
 
 from smoothgrad_jax.data import counting, durable_files, text
-from smoothgrad_jax.data.compressed_files import CorpusError, corpus_error
 from smoothgrad_jax.data.corpus import Corpus
 from smoothgrad_jax.data.counting import Counted, OnProgress
 from smoothgrad_jax.data.durable_files import Entry, LoadError
+from smoothgrad_jax.data.errors import CorpusError, OptionName, corpus_error
 from smoothgrad_jax.data.sources import Source
 
 FORMAT, VERSION = "smoothgrad corpus", 2  # version 1 had SHA-256 checksums, and no checksum of the manifest
@@ -105,8 +105,8 @@ def convert(
     out = Path(out)
     tokens, limits, words = _check_options(source, **options)
     if os.path.lexists(out) and not overwrite:
-        problem = "exists already; choose another name, or pass overwrite=True to replace a corpus"
-        raise corpus_error(out, problem, option="overwrite")
+        remedy = "choose another name, or pass ", OptionName("overwrite", True), " to replace a corpus"
+        raise corpus_error(out, ("exists already; ", *remedy))
     if os.path.lexists(out) and not is_folder(out):
         raise corpus_error(out, "exists and is not a corpus folder; it is not overwritten")
     with _write_errors(out):
@@ -224,8 +224,9 @@ def _check_options(
     if vocabulary is None and source.is_text:
         vocabulary = source.vocabulary
     if vocabulary is not None and any(value != "auto" for value in limits.values()):
-        problem = "vocabulary: exactly these words are kept; omit min_df, max_df and max_features"
-        raise CorpusError(problem, "vocabulary", *limits)
+        first, second, third = map(OptionName, limits)
+        problem = OptionName("vocabulary"), ": exactly these words are kept; omit "
+        raise CorpusError(*problem, first, ", ", second, " and ", third)
     return tokens, limits, None if vocabulary is None else text.check_vocabulary(vocabulary)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 
-from smoothgrad_jax.data.compressed_files import corpus_error, plural
+from smoothgrad_jax.data.errors import corpus_error, plural
 
 BLOCK_ENTRIES = 2**20  # entries, or documents, per block
 MAX_DISTINCT = 2**22  # distinct words of one document

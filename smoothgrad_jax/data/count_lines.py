@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from smoothgrad_jax.data import compressed_files, count_blocks
-from smoothgrad_jax.data.compressed_files import corpus_error, excerpt, line_chunks, plural
+from smoothgrad_jax.data.compressed_files import line_chunks
 from smoothgrad_jax.data.count_blocks import MAX_COUNT, MAX_WORDS, Block, Header, Triplets, block_of, is_sorted
+from smoothgrad_jax.data.errors import OptionName, Pieces, corpus_error, excerpt, plural
 from smoothgrad_jax.data.formats import Format
 from smoothgrad_jax.data.sources import Head, Source
 
@@ -25,6 +26,7 @@ _QUERY_ID = re.compile(rb"qid:[0-9]+")
 _BLANKS = bytes.maketrans(b"\t\r\v\f", b"    ")
 _NEWLINE, _SPACE, _COLON = b"\n :"
 _SIZES = ("documents", "words", "entries")
+_FROM_0 = ("; if the ids of this file count from 0, pass ", OptionName("first_id", 0))
 
 Columns = list[npt.NDArray]  # documents, words and perhaps counts, as in the file
 Pairs = tuple[npt.NDArray, npt.NDArray, npt.NDArray]  # pairs per line; all word ids, as in the file; all counts
@@ -152,11 +154,11 @@ def _parse_count(path: Path, line: int, token: bytes) -> float:
     return number
 
 
-def _parse_id(path: Path, line: int, token: bytes, name: str, first: int, last: int, hint: str) -> int:
+def _parse_id(path: Path, line: int, token: bytes, name: str, first: int, last: int, hint: Pieces) -> int:
     number = float(token) if NUMBER.fullmatch(token) else np.nan
     if not first <= number <= last or number != int(number):
-        problem = f"expected a {name} from {first} to {last}, got {excerpt(token)}{hint}"
-        raise corpus_error(path, problem, line, "first_id")
+        problem = f"expected a {name} from {first} to {last}, got {excerpt(token)}"
+        raise corpus_error(path, (problem, *hint), line)
     return int(number)
 
 
@@ -213,7 +215,7 @@ def _parse_columns_by_line(
 ) -> Columns:
     """Parse and check a chunk line by line, to report the line of an error."""
     rows: list[tuple[float, ...]] = []
-    hint = "; if the ids of this file count from 0, pass first_id=0" if first_id else ""
+    hint: Pieces = _FROM_0 if first_id else ()
     for line, text in enumerate(chunk[:-1].split(b"\n"), first):
         tokens = text.split()
         if not tokens:
@@ -227,7 +229,8 @@ def _parse_columns_by_line(
         doc = _parse_id(path, line, tokens[0], "document", first_id, first_id + header.num_docs - 1, hint)
         if doc < latest:
             problem = f"expected documents in order, got {doc} after {latest}"
-            raise corpus_error(path, f"{problem}; pass sort=True, or sort the file by its first number", line, "sort")
+            remedy = ("; pass ", OptionName("sort", True), ", or sort the file by its first number")
+            raise corpus_error(path, (problem, *remedy), line)
         latest = doc
         word = _parse_id(path, line, tokens[1], "word", first_id, first_id + header.num_words - 1, hint)
         rows.append((doc, word, *(_parse_count(path, line, token) for token in tokens[2:])))
@@ -334,11 +337,10 @@ def _parse_pairs_by_line(
     """Parse and check a chunk line by line, to report the line of an error."""
     lengths, words, counts = [], [], []
     expected = "N id:count …" if counted else "label id:count …"
-    if source.num_words is None:
-        hint = "; if the ids of this file count from 0, pass first_id=0" if first_id else ""
-    else:
-        hint = f" for a vocabulary of {plural(source.num_words, 'word')}; is it the one of this file? If its ids "
-        hint += f"count from {1 - first_id}, pass first_id={1 - first_id}"
+    hint: Pieces = _FROM_0 if first_id else ()
+    if source.num_words is not None:
+        what = f" for a vocabulary of {plural(source.num_words, 'word')}; is it the one of this file? If its ids "
+        hint = (what, f"count from {1 - first_id}, pass ", OptionName("first_id", 1 - first_id))
     for line, text in enumerate(chunk[:-1].split(b"\n"), first):
         label, *pairs = (text if counted else text.partition(b"#")[0]).split() or [b""]
         if not label:

@@ -36,7 +36,7 @@ import numpy.typing as npt
 import scipy.sparse
 
 from smoothgrad_jax.data import text
-from smoothgrad_jax.data.compressed_files import CorpusError
+from smoothgrad_jax.data.errors import CorpusError, OptionName
 from smoothgrad_jax.data.sources import Source
 
 _SPOOL_BYTES = 8 << 20  # size up to which a temporary file stays in memory
@@ -391,8 +391,8 @@ def word_line(word: str) -> bytes:
             return f"{word}\n".encode()
     except UnicodeEncodeError:
         pass
-    problem = f"the word {word!r} cannot be a line of vocabulary.txt; for text, try another token_pattern"
-    raise CorpusError(problem, "token_pattern")
+    problem = f"the word {word!r} cannot be a line of vocabulary.txt; for text, try another "
+    raise CorpusError(problem, OptionName("token_pattern"))
 
 
 def _read_words(words: Words) -> Iterator[str]:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from smoothgrad_jax.data import compressed_files
-from smoothgrad_jax.data.compressed_files import corpus_error, decode, excerpt, plural, read_utf8, text_lines
+from smoothgrad_jax.data.compressed_files import decode, read_utf8, text_lines
+from smoothgrad_jax.data.errors import OptionName, corpus_error, excerpt, plural
 from smoothgrad_jax.data.formats import Format
 from smoothgrad_jax.data.sources import Head, Source
 
@@ -95,7 +96,7 @@ def with_field(source: Source, line: int, names: list[str], texts: list[str]) ->
         likely = [name for name in _FIELDS if name in texts]
         if not likely and len(texts) != 1:
             problem = f"expected a field {', '.join(_FIELDS[:-1])} or {_FIELDS[-1]}, got {listed(names)}"
-            raise corpus_error(path, f"{problem}; pass field= with the one that is the text", line, "field")
+            raise corpus_error(path, (f"{problem}; name the one that is the text by ", OptionName("field")), line)
         field = (likely or texts)[0]
     elif field not in names:
         raise corpus_error(path, f"expected the field {field!r}, got {listed(names)}", line)

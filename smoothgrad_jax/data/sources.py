@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from smoothgrad_jax.data import compressed_files, formats
-from smoothgrad_jax.data.compressed_files import CorpusError, corpus_error, decompress, plural, read_utf8, text_lines
+from smoothgrad_jax.data.compressed_files import decompress, read_utf8, text_lines
 from smoothgrad_jax.data.count_blocks import Block
+from smoothgrad_jax.data.errors import CorpusError, OptionName, corpus_error, plural
 
 _HEAD_BYTES = 2**16  # the part of a file from which its format is recognised
 _HEAD_LINES = 200
@@ -180,9 +181,10 @@ def open_source(
         vocabulary has the wrong length; the format has no such option; or an option has an unknown value.
     """
     if format is not None and format not in formats.NAMES:
-        raise CorpusError(f"format: expected one of {', '.join(formats.NAMES)}; got {format!r}", "format")
+        expected = f": expected one of {', '.join(formats.NAMES)}; got {format!r}"
+        raise CorpusError(OptionName("format"), expected)
     if first_id not in (None, 0, 1):
-        raise CorpusError(f"first_id: expected 0 or 1; got {first_id!r}", "first_id")
+        raise CorpusError(OptionName("first_id"), f": expected 0 or 1; got {first_id!r}")
     _check_encoding(encoding)
     found = [Path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
     if not found:
@@ -192,16 +194,15 @@ def open_source(
     kinds = [format or recognise(path, field, encoding) for path in found]
     for path, kind in zip(found, kinds, strict=True):
         if kind != kinds[0]:
-            problem = f"expected {kinds[0]} as in {found[0]}, got {kind}; if that is wrong, pass format="
-            raise corpus_error(path, problem, option="format")
+            problem = f"expected {kinds[0]} as in {found[0]}, got {kind}; if that is wrong, pass "
+            raise corpus_error(path, (problem, OptionName("format")))
     source = Source(tuple(found), kinds[0], None, None, field, encoding, first_id, sort)
     entry = formats.get(source.format)
     for name, value in (("field", field), ("first_id", first_id), ("sort", sort or None)):
         if value is not None and name not in entry.options:
-            problem = f"has no field {field!r}: it is recognised as"
-            if name != "field":
-                problem = f"{name}={value} has no meaning for"
-            raise corpus_error(found[0], f"{problem} {source.format}", option=name)
+            if name == "field":
+                raise corpus_error(found[0], f"has no field {field!r}: it is recognised as {source.format}")
+            raise corpus_error(found[0], (OptionName(name, value), f" has no meaning for {source.format}"))
     return _with_vocabulary(entry.prepare(source) if entry.prepare else source, vocabulary)
 
 
@@ -225,8 +226,8 @@ def recognise(path: str | os.PathLike, field: str | None = None, encoding: str =
     if name == "files":
         _check_texts(path, field, encoding)
     elif name == "text" and path.suffix == ".json" and re.match(rb"\[\s*[\[{\"]", b"".join(head.lines[:1])):
-        problem = 'expected JSON lines, got an array; write one object per line, or pass format="text"'
-        raise corpus_error(path, problem, option="format")
+        problem = "expected JSON lines, got an array; write one object per line, or pass "
+        raise corpus_error(path, (problem, OptionName("format", "text")))
     return name
 
 
@@ -258,7 +259,8 @@ def _check_encoding(encoding: str) -> None:
     try:
         "".encode(encoding)
     except (LookupError, UnicodeError, ValueError):
-        raise CorpusError(f"encoding: expected the name of a text encoding, got {encoding!r}", "encoding") from None
+        problem = f": expected the name of a text encoding, got {encoding!r}"
+        raise CorpusError(OptionName("encoding"), problem) from None
 
 
 def _first_format(head: Head) -> str:

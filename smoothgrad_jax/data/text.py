@@ -38,7 +38,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 
-from smoothgrad_jax.data.compressed_files import CorpusError
+from smoothgrad_jax.data.errors import CorpusError, OptionName, Pieces
 
 WORD = r"(?u)\b[^\W\d_][^\W_]{2,}\b"  # three or more letters or digits, the first a letter
 
@@ -333,23 +333,26 @@ def choose_words(
     """
     low = min_df if isinstance(min_df, Integral) else min_df * num_docs
     high = max_df if isinstance(max_df, Integral) else max_df * num_docs
-    limits = f"min_df={min_df} requires {low:g} documents or more, max_df={max_df} {high:g} or fewer, of {num_docs}"
+    lower, higher = ("lower ", OptionName("min_df")), ("raise ", OptionName("max_df"))
+    limits = (
+        *(OptionName("min_df", min_df), f" requires {low:g} documents or more, "),
+        *(OptionName("max_df", max_df), f" {high:g} or fewer, of {num_docs}; "),
+    )
     if high < low:
-        change = "lower min_df" if high >= num_docs else "lower min_df or raise max_df"
-        raise CorpusError(f"no word can be left: {limits}; {change}", "min_df", "max_df")
+        change: Pieces = lower if high >= num_docs else (*lower, " or ", *higher)
+        raise CorpusError("no word can be left: ", *limits, *change)
     if not frequency.any():
-        problem = f"none of the {num_docs} documents has a word: try another token_pattern, or fewer stop_words"
-        raise CorpusError(problem, "token_pattern", "stop_words")
+        problem = f"none of the {num_docs} documents has a word: try another "
+        raise CorpusError(problem, OptionName("token_pattern"), ", or fewer ", OptionName("stop_words"))
     mask = (frequency >= low) & (frequency <= high)
     if not mask.any():
         if not (frequency >= low).any():
-            change = f"lower min_df: the most common word is in {frequency.max()}"
+            change = (*lower, f": the most common word is in {frequency.max()}")
         elif not (frequency <= high).any():
-            change = f"raise max_df: the rarest word is in {frequency[frequency > 0].min()}"
+            change = (*higher, f": the rarest word is in {frequency[frequency > 0].min()}")
         else:
-            change = "lower min_df or raise max_df"
-        problem = f"none of {np.count_nonzero(frequency)} distinct words is left: {limits}; {change}"
-        raise CorpusError(problem, "min_df", "max_df")
+            change = (*lower, " or ", *higher)
+        raise CorpusError(f"none of {np.count_nonzero(frequency)} distinct words is left: ", *limits, *change)
     if max_features is not None and np.count_nonzero(mask) > max_features:
         # The same call on the same numbers as in CountVectorizer, so that ties are resolved in the same way.
         mask[np.delete(np.flatnonzero(mask), (-total[mask]).argsort()[:max_features])] = False
@@ -357,7 +360,7 @@ def choose_words(
 
 
 def _option_error(name: str, problem: str) -> CorpusError:
-    return CorpusError(f"{name}: {problem}", name)
+    return CorpusError(OptionName(name), f": {problem}")
 
 
 def _check_words(words: Iterable[str], name: str) -> list[str]:

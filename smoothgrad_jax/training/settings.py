@@ -43,7 +43,7 @@ _HELD_OUT_FRACTION, _MOST_HELD_OUT = 0.05, 1_000
 _LONGEST_LIST = 1_000  # numbers of an array that JSON holds; of a larger one it holds a checksum
 WARMUPS = ("mean", "zeros")
 SLOTS = ("float32", "bfloat16", "uint8")
-METHODS = ("sampled", "mean", "variational")
+METHODS = ("sampled", "collapsed", "mean", "variational")
 
 Window: TypeAlias = Any  # a number, a text form, a schedule of the step number, or a window object
 StepSize: TypeAlias = float | Callable[[Any], Any]  # a number, or a schedule of the step number

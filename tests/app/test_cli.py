@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from smoothgrad_jax import load_model, save_model
-from smoothgrad_jax.app import cli, demo_corpus, progress
+from smoothgrad_jax.app import demo_corpus, progress
 from smoothgrad_jax.app.cli import build_parser, main
-from smoothgrad_jax.data import corpus_folder, formats
+from smoothgrad_jax.data import corpus_folder
 
 ROOT = Path(__file__).parents[2]
 TOPICS = {
@@ -249,7 +249,7 @@ def test_every_command_has_help(capsys):
             "--held-out must leave documents to train on: 300 of 300",
         ),
         (["fit", "texts.txt", "--out", "new", "--format", "uci"], "texts.txt"),
-        (["fit", "texts.txt", "--out", "new", "--min-df", "301"], "--min-df=301 requires 301 documents"),
+        (["fit", "texts.txt", "--out", "new", "--min-df", "301"], "--min-df 301 requires 301 documents"),
         (["fit", "texts.txt", "--out", "new", "--min-df", "0"], "--min-df: expected an integer number of documents"),
         (["fit", "texts.txt", "--out", "new", "--sort"], "texts.txt: --sort has no meaning for text"),
         (["fit", "texts.txt", "--out", "new", "--encoding", "utf-16"], "expected utf-16"),
@@ -306,10 +306,6 @@ def test_errors_name_the_options_of_the_command(texts, folder, monkeypatch, caps
     monkeypatch.setattr(corpus_folder, "read", lambda *_, **__: np.empty(2**55))
     assert main(["fit", str(texts), "--out", str(folder / "huge")]) == 1
     assert "smoothgrad fit: out of memory" in capsys.readouterr().err
-
-
-def test_formats_are_those_that_can_be_read():
-    assert cli.FORMATS == formats.NAMES
 
 
 def test_a_terminal_without_unicode_shows_the_help(model):

@@ -20,9 +20,9 @@ from test_text import TEXTS, TOKENS
 
 from smoothgrad_jax import Corpus, open_source
 from smoothgrad_jax.data import corpus_folder, count_blocks, counting, durable_files, formats, text
-from smoothgrad_jax.data.compressed_files import CorpusError
 from smoothgrad_jax.data.corpus_folder import Stored, convert, is_folder, open_folder, read
 from smoothgrad_jax.data.count_blocks import Block
+from smoothgrad_jax.data.errors import CorpusError
 
 ALL = {"min_df": 1, "max_df": 1.0, "max_features": None}
 TALES = ["the star and the moon", "", "a moon, a Moon! a dusty moon", "star dust", "12 34 of"] * 2

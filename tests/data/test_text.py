@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from sklearn.feature_extraction.text import CountVectorizer
 
 from smoothgrad_jax.data import text
-from smoothgrad_jax.data.compressed_files import CorpusError
+from smoothgrad_jax.data.errors import CorpusError
 from smoothgrad_jax.data.text import count_texts
 
 # Few distinct words, so that they repeat: upper case, accents, digits, hyphens, and characters outside of words.

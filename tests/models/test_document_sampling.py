@@ -38,9 +38,9 @@ def mix(x):
     return x ^ (x >> np.uint32(16))
 
 
-def uniform(seed, token, sweep):
-    bits = mix((int(seed) + token * 0x9E3779B9) % 2**32)
-    bits = mix(int(bits) ^ ((sweep * 0x7FEB352D + 0x68E31DA4) % 2**32))
+def uniform(words, token, sweep):
+    bits = mix((int(words[0]) + token * 0x9E3779B9) % 2**32)
+    bits = mix(int(bits) ^ ((int(words[1]) + sweep * 0x7FEB352D) % 2**32))
     return int(bits >> np.uint32(8)) / 2**24
 
 
@@ -51,7 +51,7 @@ def reference(alpha, beta, words, number, seed, sweeps, counted):
     """
     num_topics = beta.shape[1]
     lanes = np.argsort(np.arange(num_topics) % 16, kind="stable")  # topics in the order of the two-level search
-    document_seed = mix(int(seed[1]) ^ int(mix((number + int(seed[0])) % 2**32)))
+    seeds = mix((number + int(seed[0])) % 2**32), mix(number ^ int(seed[1]))
     z, weights = [None] * len(words), np.full(num_topics, alpha, np.float64)
     results = []
     for sweep in range(sweeps):
@@ -59,7 +59,7 @@ def reference(alpha, beta, words, number, seed, sweeps, counted):
             if z[t] is not None:
                 weights[z[t]] -= 1
             p = (weights * beta[w])[lanes]
-            z[t] = lanes[np.searchsorted(np.cumsum(p), uniform(document_seed, t, sweep) * p.sum(), side="right")]
+            z[t] = lanes[np.searchsorted(np.cumsum(p), uniform(seeds, t, sweep) * p.sum(), side="right")]
             weights[z[t]] += 1
         p = np.stack([(weights - np.eye(num_topics)[k]) * beta[w] for w, k in zip(words, z, strict=True)] or [weights])
         results.append((p / p.sum(1, keepdims=True))[: len(words)])

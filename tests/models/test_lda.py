@@ -343,7 +343,7 @@ def test_no_hidden_copies_of_the_statistics():
     X = np.eye(300, V)
     X[:, :20] = 1
     hyperparameters = LDA(*np.float32([0.1, 0.1, 300]))
-    compiled = model._local_step.lower(hyperparameters, jnp.ones((V, K)), pack(X)).compile()
+    compiled = model._local_step.lower(hyperparameters, jnp.ones((V, K)), pack(X), None).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 2 * V * K * 4
 
 

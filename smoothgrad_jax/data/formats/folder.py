@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from smoothgrad_jax.data import corpus_folder, count_blocks
-from smoothgrad_jax.data.compressed_files import corpus_error
 from smoothgrad_jax.data.count_blocks import Block
+from smoothgrad_jax.data.errors import corpus_error
 from smoothgrad_jax.data.formats import Format
 from smoothgrad_jax.data.sources import Head, Source
 

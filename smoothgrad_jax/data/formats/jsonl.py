@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 
 from smoothgrad_jax.data import records
-from smoothgrad_jax.data.compressed_files import corpus_error, excerpt
+from smoothgrad_jax.data.errors import corpus_error, excerpt
 from smoothgrad_jax.data.formats import Format
 from smoothgrad_jax.data.sources import Head, Source
 

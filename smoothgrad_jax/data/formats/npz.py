@@ -12,8 +12,9 @@ import numpy as np
 import scipy.sparse
 
 from smoothgrad_jax.data import count_blocks
-from smoothgrad_jax.data.compressed_files import CorpusError, corpus_error, decompress
+from smoothgrad_jax.data.compressed_files import decompress
 from smoothgrad_jax.data.count_blocks import Block, Header, block_of, check_header
+from smoothgrad_jax.data.errors import CorpusError, corpus_error
 from smoothgrad_jax.data.formats import Format
 from smoothgrad_jax.data.sources import Source
 

@@ -31,7 +31,6 @@ from smoothgrad_jax.core.fused_loops import row, set_row
 from smoothgrad_jax.core.types import Array, Numeric
 from smoothgrad_jax.data.batches import Batch
 from smoothgrad_jax.models import dirichlet
-from smoothgrad_jax.models.lda.methods import Method, Variational
 
 _LANES = 16  # topics are padded to a multiple of 16: AVX-512 handles 16 at a time, and XLA a remainder one by one
 _PARTIAL_SUM = 64  # rows per partial sum
@@ -202,7 +201,7 @@ def _fixed_point(document, tiles, alpha, is_topic, num_topics, tol, max_iter, th
         # F(γ) = α + θ̃ ∘ ((n / β̃θ̃) β̃)
         theta = theta_of(point)
         gamma = alpha + theta * document.expected(tiles, theta)
-        return previous, point, gamma, _sum(is_topic * jnp.abs(gamma - point)) / num_topics, i + 1
+        return previous, point, gamma, sum_by_halves(is_topic * jnp.abs(gamma - point)) / num_topics, i + 1
 
     start, zero = document.start, jnp.zeros((), dtype)
     tokens = lax.fori_loop(start, start + document.length, lambda i, total: total + document.counts[i], zero)
@@ -278,29 +277,6 @@ def scaled_topics(rows: Array, normalisers: tuple[Array, Array]) -> tuple[Array,
     return scaled / peak, (largest + shift + jnp.log(peak))[:, 0]
 
 
-def gather_topics(lam: Array, total: Array, batch: Batch, method: Method) -> tuple[Array, Array]:
-    """Return β̃ [U, K padded] of the words in a batch and the log of its scale [U]; E[β] if the method uses it.
-
-    Args:
-      lam: λ [V, K].
-      total: T [1, K].
-      batch: The documents.
-    """
-    is_variational = isinstance(method, Variational)
-    normalisers = topic_normalisers(total) if is_variational else 1 / pad(total, 1)
-
-    def fill(i, carry):
-        lam_w = row(lam, batch.vocabulary[i])
-        scaled, log_peak = (
-            scaled_topics(lam_w, normalisers) if is_variational else (pad(lam_w) * normalisers, carry[1][:1])
-        )
-        return tuple(map(set_row, carry, (i, i), (scaled, log_peak)))
-
-    num_rows = batch.vocabulary.shape[0]
-    empty = jnp.zeros((num_rows, padded(lam.shape[1])), lam.dtype), jnp.zeros(num_rows, lam.dtype)
-    return lax.fori_loop(0, batch.num_used, fill, empty)
-
-
 def scaled_proportions(gamma: Array) -> tuple[Array, Array]:
     """Return θ̃ = exp ψ(γ) · exp(−shift), and the shift, with which the exponent of the largest γ is 0.
 
@@ -332,8 +308,8 @@ def _largest(x):
     return x.max(-1, keepdims=True)
 
 
-def _sum(x):
-    """Return the sum of a vector, by halves as above while its length is even."""
+def sum_by_halves(x: Array) -> Array:
+    """Return the sum of a vector. XLA vectorises the sum of two halves, and adds a vector number by number."""
     while x.shape[0] > 8 and x.shape[0] % 2 == 0:
         x = x[: x.shape[0] // 2] + x[x.shape[0] // 2 :]
     return x.sum()

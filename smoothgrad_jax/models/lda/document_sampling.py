@@ -5,7 +5,8 @@
 | letter | name       | shape   | meaning                                                                      |
 |--------|------------|---------|------------------------------------------------------------------------------|
 | z      | ``topics`` | [T]     | topic of each token of the current document                                  |
-| N + α  | ``weights``| [1, W]  | tokens per topic of the current document, plus the prior                     |
+| N      | ``tokens`` | [1, W]  | tokens per topic of the current document                                     |
+| N + α  | ``weights``| [1, W]  | the same plus the prior                                                      |
 | β      | ``beta``   | [U, W]  | E[β_wk] of the words of the batch; K padded to W columns with zeros          |
 | u      |            |         | uniform number, a function of (seed, document, token, sweep)                 |
 
@@ -13,7 +14,7 @@ The statistics of a token are the probabilities with which it would be drawn giv
 sweep. They have the mean of the drawn topics and less noise (Rao and Blackwell).
 
 The random numbers of a document depend on the seed and the number of the document alone, and not on the other documents
-of the batch, on padding or on threads.
+of the batch, on padding or on threads. Copies of a document in one batch have different numbers.
 
 A draw does not compute K prefix sums. The W products are added in lanes, the lane is drawn, then the topic within the
 lane: the first part is vectorised, the second part is a few scalar additions. Wide rows have three levels.
@@ -54,16 +55,6 @@ def sampling_width(num_topics: int) -> int:
     return _LANES * (blocks if blocks <= _LONGEST_SUM else -(-blocks // 4) * 4)
 
 
-def mean_normalisers(totals: Array, width: int) -> Array:
-    """Return 1/T [1, W] of the column sums T [1, K], padded with zeros."""
-    return _pad_to(1 / jnp.maximum(totals, jnp.finfo(totals.dtype).tiny), width)
-
-
-def mean_topics(rows: Array, normalisers: Array) -> Array:
-    """Return E[β] = λ/T [n, W] of rows λ [n, K]."""
-    return _pad_to(rows, normalisers.shape[1]) * normalisers
-
-
 def sample_documents(
     alpha: Array,
     beta: tuple[Array, ...],
@@ -96,48 +87,51 @@ def sample_documents(
     pieces = jnp.ceil(counts)
     weights_of = counts / jnp.maximum(pieces, 1)  # of a token of each entry; 1 unless the count is fractional
     pieces = pieces.astype(jnp.int32)
-    prior, share, columns = _pad_to(alpha[None], width), 1 / jnp.asarray(counted, dtype), jnp.arange(width)[None]
+    prior = jnp.pad(alpha[None], [(0, 0), (0, width - num_topics)])
+    share, columns = 1 / jnp.asarray(counted, dtype), jnp.arange(width)[None]
 
     def sample_document(d, carry):
         stats, rows, entries, topics, total, info = carry
         start, length = batch.offsets[d], batch.offsets[d + 1] - batch.offsets[d]
         rows = copy_rows(rows, beta, batch.words, start, length)
         num_tokens, entries = _expand(entries, pieces, start, length)
-        document_seed = _mix(seed[1] ^ _mix(batch.documents[d].astype(jnp.uint32) + seed[0]))
+        document = batch.documents[d].astype(jnp.uint32)
+        words = _mix(document + seed[0]), _mix(document ^ seed[1])
 
         def sweep(number, carry):
-            weights, topics, stats, mean = carry
+            tokens, topics, stats, mean = carry
 
             def draw_token(t, carry):
-                weights, topics = carry
+                tokens, topics = carry
                 entry = entries[t]
                 # The barrier separates the read of the old topic from the write of the new one; see fused_loops.
                 weight, old = lax.optimization_barrier((weights_of[start + entry], topics[t]))
-                weights = _add_at(weights, old, jnp.where(number > 0, -weight, 0))
-                u = _uniform(document_seed, t, number, dtype)
-                new = _draw(weights, row(rows, entry), u, num_topics)
-                return _add_at(weights, new, weight), set_row(topics, t, new[None])
+                others = jnp.where((columns == old) & (number > 0), jnp.maximum(tokens - weight, 0), tokens)
+                weights = lax.optimization_barrier(others + prior)
+                new = _draw(weights, row(rows, entry), _uniform(words, t, number, dtype), num_topics)
+                # All of N is written: to change two numbers of it, XLA would copy it.
+                return jnp.where(columns == new, others + weight, others), set_row(topics, t, new[None])
 
-            weights, topics = lax.fori_loop(0, num_tokens, draw_token, (weights, topics))
+            tokens, topics = lax.fori_loop(0, num_tokens, draw_token, (tokens, topics))
 
             def count_token(t, carry):
                 stats, mean = carry
                 entry, w = entries[t], batch.words[start + entries[t]]
                 weight = weights_of[start + entry]
                 # The expectation of this token given all others has less noise than the topic that was drawn.
-                others = weights - jnp.where(columns == topics[t], weight, 0)
-                p = lax.optimization_barrier(others * row(rows, entry))
+                others = jnp.where(columns == topics[t], jnp.maximum(tokens - weight, 0), tokens)
+                p = lax.optimization_barrier((others + prior) * row(rows, entry))
                 scale = lax.optimization_barrier(share * weight / _fold(p[0], _LANES).sum())
                 return set_row(stats, w, row(stats, w) + scale * p), mean + scale * p
 
             number_counted = jnp.where(number >= sweeps - counted, num_tokens, 0)
             stats, mean = lax.fori_loop(0, number_counted, count_token, (stats, mean))
-            return weights, topics, stats, mean
+            return tokens, topics, stats, mean
 
-        begin = prior, topics, stats, jnp.zeros_like(prior)
-        weights, topics, stats, mean = lax.fori_loop(0, sweeps, sweep, begin)
+        none = jnp.zeros_like(prior)
+        tokens, topics, stats, mean = lax.fori_loop(0, sweeps, sweep, (none, topics, stats, none))
         number = jnp.where(length > 0, sweeps, 0).astype(jnp.int32)
-        found = (prior + mean)[:, :num_topics], number[None], (weights - prior)[:, :num_topics]
+        found = (prior + mean)[:, :num_topics], number[None], tokens[:, :num_topics]
         info = SampledInfo(*(set_row(x, d, new) for x, new in zip(info, found, strict=True)))
         return stats, rows, entries, topics, total + mean, info
 
@@ -220,10 +214,10 @@ def _fold_sizes(width):
             return sizes
 
 
-def _uniform(seed, token, sweep, dtype):
-    """Return a number in [0, 1) with 24 random bits."""
-    bits = _mix(seed + token.astype(jnp.uint32) * jnp.uint32(0x9E3779B9))
-    bits = _mix(bits ^ (sweep.astype(jnp.uint32) * jnp.uint32(0x7FEB352D) + jnp.uint32(0x68E31DA4)))
+def _uniform(words, token, sweep, dtype):
+    """Return a number in [0, 1) with 24 random bits, from the two words of a document."""
+    bits = _mix(words[0] + token.astype(jnp.uint32) * jnp.uint32(0x9E3779B9))
+    bits = _mix(bits ^ (words[1] + sweep.astype(jnp.uint32) * jnp.uint32(0x7FEB352D)))
     return (bits >> 8).astype(jnp.int32).astype(dtype) * jnp.asarray(2**-24, dtype)
 
 
@@ -232,12 +226,3 @@ def _mix(x):
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)
-
-
-def _add_at(x, k, value):
-    """Add a number to x[0, k]; inside a loop, in place."""
-    return lax.dynamic_update_slice(x, lax.dynamic_slice(x, (0, k), (1, 1)) + value, (0, k))
-
-
-def _pad_to(x, width):
-    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])

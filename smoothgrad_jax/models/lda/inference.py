@@ -24,11 +24,11 @@ from smoothgrad_jax.core.fused_loops import fused
 from smoothgrad_jax.core.types import ArrayLike, PRNGKey
 from smoothgrad_jax.data import batches
 from smoothgrad_jax.data.corpus import Corpus
-from smoothgrad_jax.models.lda.document_fit import fit_documents, gather_topics
+from smoothgrad_jax.models.lda import local_steps
 from smoothgrad_jax.models.lda.document_sampling import SampledInfo
 from smoothgrad_jax.models.lda.methods import deterministic
 from smoothgrad_jax.models.lda.model import LDA, Documents, check, local_step, split_documents
-from smoothgrad_jax.models.lda.row_kernel import proportions_of, without_tokens
+from smoothgrad_jax.models.lda.row_kernel import without_tokens
 
 _CHUNK = 512  # documents per call of the compiled program
 _ENTRIES = 1 << 16  # entries of held-out halves that are scored at a time; allocates two arrays [_ENTRIES, K]
@@ -170,8 +170,8 @@ def _fit(model, lam, batch, tol, max_iter):
 
 @fused
 def _fit_fused(_, alpha, lam, total, batch, tol, max_iter, method):
-    beta, _ = gather_topics(lam, total, batch, method)
-    return fit_documents(alpha, (beta,), batch, tol, max_iter, proportions=proportions_of(method))[-1].gamma
+    beta = local_steps.gather(method, lam, total, batch)
+    return local_steps.fit_batch(method, alpha, (beta,), batch, tol, max_iter, None)[-1].gamma
 
 
 def _layout(corpus, lengths, starts, size):

@@ -4,13 +4,15 @@
 |-----------------|--------------------------------------------------------------------|-------------------------|
 | ``Variational`` | φ_k ∝ exp(E[log θ_k]) β_wk                                         | exp E[log β] (the paper)|
 | ``Mean``        | φ_k ∝ exp(E[log θ_k]) β_wk                                         | E[β] = λ/T              |
+| ``Collapsed``   | φ_k ∝ (N_k + α_k) β_wk, N_k = Σ n φ, one token of w left out      | E[β] = λ/T              |
 | ``Maximum``     | φ_k ∝ θ_k β_wk,   θ_k ∝ α_k + Σ_w n_w φ_wk                         | E[β] = λ/T              |
 | ``Sampled``     | z ~ (N_k + α_k) β_wk, N_k = tokens of topic k, this one left out   | E[β] = λ/T              |
 
 T_k = Σ_w λ_wk. exp E[log β] of a word that a topic does not have yet is nearly 0: exp ψ(0.05) is 1e−9 where the mean
 is 0.05. Topics therefore keep the words with which they started. The other methods use the mean.
 ``Sampled`` is collapsed Gibbs sampling within each document (Griffiths and Steyvers, 2004), with λ held fixed.
-``Maximum`` scores documents for all methods that use E[β], see :func:`smoothgrad_jax.log_predictive`.
+``Collapsed`` is CVB0 (Asuncion et al., 2009). ``Maximum`` scores documents for all methods that use E[β], see
+:func:`smoothgrad_jax.log_predictive`.
 
 A method is a pytree: its type is static, its numbers are traced.
 """
@@ -29,6 +31,10 @@ class Mean(NamedTuple):
     """Variational inference with E[β] in the place of exp E[log β]."""
 
 
+class Collapsed(NamedTuple):
+    """Collapsed variational inference (CVB0): the expectation of ``Sampled`` in the place of its samples."""
+
+
 class Maximum(NamedTuple):
     """The fixed point θ ∝ α + Σ_w n_w φ_w with E[β]; deterministic, for documents that are scored or transformed."""
 
@@ -45,27 +51,28 @@ class Sampled(NamedTuple):
     """
 
     sweeps: Numeric = 5
-    counted: Numeric = 3
+    counted: Numeric = 2
 
 
-Method: TypeAlias = Variational | Mean | Maximum | Sampled
+Method: TypeAlias = Variational | Mean | Collapsed | Maximum | Sampled
 
 
 def named_method(name: str, sweeps: int) -> Method:
-    """Return the method that has this name: ``"sampled"``, ``"mean"`` or ``"variational"``.
+    """Return the method that has this name: ``"sampled"``, ``"collapsed"``, ``"mean"`` or ``"variational"``.
 
     Args:
       name: The name.
-      sweeps: Of the sampled method, which counts the second half of them.
+      sweeps: Of the sampled method, which counts the last half of them, rounded down.
     """
-    methods: dict[str, Method] = {"mean": Mean(), "variational": Variational()}
+    methods: dict[str, Method] = {"collapsed": Collapsed(), "mean": Mean(), "variational": Variational()}
     return Sampled(sweeps, max(1, sweeps // 2)) if name == "sampled" else methods[name]
 
 
 def check_method(method: Method) -> None:
     """Raise an :class:`OptionError` unless the method can be used."""
     if not isinstance(method, Method):
-        raise OptionError("method", f"must be Variational(), Mean() or Sampled(sweeps, counted), got {method!r}")
+        names = "Variational(), Mean(), Collapsed(), Maximum() or Sampled(sweeps, counted)"
+        raise OptionError("method", f"must be {names}, got {method!r}")
     if isinstance(method, Sampled):
         numbers = [each for each in method if isinstance(each, int | float)]  # traced numbers are trusted
         if any(each != int(each) or each < 1 for each in numbers) or (len(numbers) == 2 and numbers[1] > numbers[0]):

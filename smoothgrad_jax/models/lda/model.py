@@ -33,23 +33,18 @@ from smoothgrad_jax.core.types import Array, ArrayLike, Numeric, PRNGKey
 from smoothgrad_jax.data import batches
 from smoothgrad_jax.data.batches import Batch
 from smoothgrad_jax.models import dirichlet
+from smoothgrad_jax.models.lda import local_steps
 from smoothgrad_jax.models.lda.document_fit import (
     LocalInfo,
-    fit_documents,
-    gather_topics,
     pad,
     padded,
     scaled_proportions,
+    scaled_topics,
+    topic_normalisers,
 )
-from smoothgrad_jax.models.lda.document_sampling import (
-    SampledInfo,
-    mean_normalisers,
-    mean_topics,
-    sample_documents,
-    sampling_width,
-)
+from smoothgrad_jax.models.lda.document_sampling import SampledInfo
 from smoothgrad_jax.models.lda.methods import Method, Sampled, Variational, check_method, deterministic
-from smoothgrad_jax.models.lda.row_kernel import LDAKernel, make_kernel, proportions_of, seed_words, without_tokens
+from smoothgrad_jax.models.lda.row_kernel import LDAKernel, make_kernel, seed_words, without_tokens
 
 Documents = Any  # documents × words, in any form that smoothgrad_jax.pack takes
 
@@ -161,11 +156,11 @@ def local_step(
     With B = D this is the E-step of batch variational Bayes.
     """
     model = _checked(model, lam, batch, tol, max_iter)
-    if not isinstance(model.method, Sampled):
-        return _local_step(model, lam, without_tokens(batch))
+    if not model.uses_key:
+        return _local_step(model, lam, without_tokens(batch), None)
     if key is None:
         raise OptionError("key", "is needed by the sampled method: key=jax.random.key(0)")
-    return _sampled_step(model, lam, batch, seed_words(key))
+    return _local_step(model, lam, batch, seed_words(key))
 
 
 def elbo(model: LDA, lam: Array, batch: Batch, tol: Numeric | None = None, max_iter: Numeric | None = None) -> Array:
@@ -257,14 +252,8 @@ def split_held_out(data: Documents, key: PRNGKey | None, num_words: int) -> Held
 
 
 @jax.jit
-def _local_step(model, lam, batch):
-    _, _, stats, info = _fit(model.alpha, lam, batch, model.tol, model.max_iter, model.method)
-    return _scatter(model, lam, batch, stats), info
-
-
-@jax.jit
-def _sampled_step(model, lam, batch, seed):
-    stats, info = _sample(model.alpha, lam, batch, seed, *model.method)
+def _local_step(model, lam, batch, seed):
+    stats, info = _fit(model.alpha, lam, batch, model.tol, model.max_iter, model.method, seed)
     return _scatter(model, lam, batch, stats), info
 
 
@@ -276,16 +265,25 @@ def _scatter(model, lam, batch, stats):
 
 @jax.jit
 def _elbo(model, lam, batch):
-    beta, log_scale, _, info = _fit(model.alpha, lam, batch, model.tol, model.max_iter, model.method)
-    likelihood = _log_likelihoods(jnp.zeros(batch.size, lam.dtype), beta, log_scale, batch, info.gamma).sum()
+    _, info = _fit(model.alpha, lam, batch, model.tol, model.max_iter, model.method, None)
+    total = lam.sum(0, keepdims=True)
+    likelihood = _log_likelihoods(jnp.zeros(batch.size, lam.dtype), lam, total, batch, info.gamma).sum()
     local = dirichlet.kl_divergence(info.gamma, model.alpha).sum()
     topic = dirichlet.kl_divergence(lam, model.eta, axis=0).sum()
     return model.num_docs / batch.size * (likelihood - local) - topic
 
 
 @fused
-def _log_likelihoods(_, beta, log_scale, batch, gammas):
+def _log_likelihoods(_, lam, total, batch, gammas):
     """Return Σ_w n_dw log Σ_k exp(E[log θ_dk] + E[log β_wk]) [B]."""
+    normalisers = topic_normalisers(total)
+
+    def fill(i, carry):
+        return tuple(map(set_row, carry, (i, i), scaled_topics(row(lam, batch.vocabulary[i]), normalisers)))
+
+    num_rows = batch.vocabulary.shape[0]
+    empty = jnp.zeros((num_rows, padded(lam.shape[1])), lam.dtype), jnp.zeros(num_rows, lam.dtype)
+    beta, log_scale = lax.fori_loop(0, batch.num_used, fill, empty)
 
     def one(d):
         theta, shift = scaled_proportions(gammas[d])
@@ -298,7 +296,7 @@ def _log_likelihoods(_, beta, log_scale, batch, gammas):
 
 @jax.jit
 def _log_predictive(model, lam, observed, held_out):
-    *_, info = _fit(model.alpha, lam, observed, model.tol, model.max_iter, model.method)
+    _, info = _fit(model.alpha, lam, observed, model.tol, model.max_iter, model.method, None)
     theta = info.gamma / info.gamma.sum(1, keepdims=True)
     beta = lam[held_out.vocabulary] / lam.sum(0, keepdims=True)
     log_p = _log_probabilities(jnp.zeros(held_out.size, lam.dtype), beta, theta, held_out)
@@ -322,48 +320,24 @@ def _sum_log(beta, theta, batch, d, extra):
 
 
 @jax.custom_batching.sequential_vmap
-def _fit(alpha, lam, batch, tol, max_iter, method):
-    """Return β̃, the log of its scale, Σ_d n_dw φ_dwk [U, K padded], and :class:`LocalInfo`.
+def _fit(alpha, lam, batch, tol, max_iter, method, seed):
+    """Return Σ_d n_dw φ_dwk [U, W], and the info of the method.
 
     Runs under ``vmap`` execute one after the other: together each document would take as long as in the slowest run,
     and a row written for several runs at once would not be written in place.
     """
     alpha = jnp.broadcast_to(alpha, lam.shape[1])
-    beta = jnp.zeros((batch.vocabulary.shape[0], padded(lam.shape[1])), lam.dtype)
-    info = LocalInfo(
-        jnp.zeros((batch.size, lam.shape[1]), lam.dtype), jnp.zeros(batch.size, jnp.int32), jnp.zeros((), lam.dtype)
+    empty = (
+        jnp.zeros((batch.vocabulary.shape[0], local_steps.width(method, lam.shape[1])), lam.dtype),
+        local_steps.empty_info(method, batch.size, lam.shape[1], lam.dtype),
     )
-    empty = beta, beta[:, 0], beta, info
-    return _fit_fused(empty, alpha, lam, lam.sum(0, keepdims=True), batch, tol, max_iter, method)
+    return _fit_fused(empty, alpha, lam, lam.sum(0, keepdims=True), batch, tol, max_iter, method, seed)
 
 
 @fused
-def _fit_fused(_, alpha, lam, total, batch, tol, max_iter, method):
-    beta, log_scale = gather_topics(lam, total, batch, method)
-    stats, _, info = fit_documents(alpha, (beta,), batch, tol, max_iter, proportions=proportions_of(method))
-    return beta, log_scale, stats, info
-
-
-@jax.custom_batching.sequential_vmap
-def _sample(alpha, lam, batch, seed, sweeps, counted):
-    """Return the expected tokens per word and topic [U, W], and :class:`SampledInfo`."""
-    alpha, width = jnp.broadcast_to(alpha, lam.shape[1]), sampling_width(lam.shape[1])
-    per_topic = jnp.zeros((batch.size, lam.shape[1]), lam.dtype)
-    info = SampledInfo(per_topic, jnp.zeros(batch.size, jnp.int32), per_topic)
-    empty = jnp.zeros((batch.vocabulary.shape[0], width), lam.dtype), info
-    return _sample_fused(empty, alpha, lam, lam.sum(0, keepdims=True), batch, seed, sweeps, counted)
-
-
-@fused
-def _sample_fused(_, alpha, lam, total, batch, seed, sweeps, counted):
-    normalisers = mean_normalisers(total, sampling_width(lam.shape[1]))
-
-    def fill(i, beta):
-        return set_row(beta, i, mean_topics(row(lam, batch.vocabulary[i]), normalisers))
-
-    empty = jnp.zeros((batch.vocabulary.shape[0], normalisers.shape[1]), lam.dtype)
-    beta = lax.fori_loop(0, batch.num_used, fill, empty)
-    stats, _, info = sample_documents(alpha, (beta,), batch, seed, sweeps, counted)
+def _fit_fused(_, alpha, lam, total, batch, tol, max_iter, method, seed):
+    beta = local_steps.gather(method, lam, total, batch)
+    stats, _, info = local_steps.fit_batch(method, alpha, (beta,), batch, tol, max_iter, seed)
     return stats, info
 
 

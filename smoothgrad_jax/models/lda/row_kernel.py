@@ -1,6 +1,5 @@
-"""LDA on the row-sparse engine: features are β̃, the kernel fits a range of documents."""
+"""LDA on the row-sparse engine: features are β, the kernel fits a range of documents."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,9 +10,9 @@ from smoothgrad_jax.core.fused_loops import fused
 from smoothgrad_jax.core.row_sparse.kernel import KernelResult
 from smoothgrad_jax.core.types import Array, ArrayLike, Numeric, PRNGKey, PyTree
 from smoothgrad_jax.data.batches import Batch
-from smoothgrad_jax.models.lda.document_fit import fit_documents, padded, scaled_topics, topic_normalisers
-from smoothgrad_jax.models.lda.document_sampling import mean_normalisers, mean_topics, sample_documents, sampling_width
-from smoothgrad_jax.models.lda.methods import Maximum, Method, Sampled, Variational
+from smoothgrad_jax.models.lda import local_steps
+from smoothgrad_jax.models.lda.document_fit import LocalInfo
+from smoothgrad_jax.models.lda.methods import Method, Sampled
 
 
 class FitInfo(NamedTuple):
@@ -50,24 +49,19 @@ class LDAKernel(NamedTuple):
 
     def width(self) -> int:
         """Return the number of topics, padded."""
-        num_topics = self.alpha.shape[0]
-        return sampling_width(num_topics) if isinstance(self.method, Sampled) else padded(num_topics)
+        return local_steps.width(self.method, self.alpha.shape[0])
 
     def scale(self, batch_size: int) -> float:
         """Return D/B."""
         return float(self.num_docs) / batch_size
 
     def normalisers(self, totals: Array) -> PyTree:
-        """Return what the rows of β̃ have in common."""
-        if isinstance(self.method, Variational):
-            return topic_normalisers(totals)
-        return mean_normalisers(totals, self.width())
+        """Return what the rows of β have in common."""
+        return local_steps.normalisers(self.method, totals)
 
     def features(self, rows: Array, normalisers: PyTree) -> Array:
-        """Return β̃ of rows, or E[β]."""
-        if isinstance(self.method, Variational):
-            return scaled_topics(rows, normalisers)[0]
-        return mean_topics(rows, normalisers)
+        """Return β of rows."""
+        return local_steps.features(self.method, rows, normalisers)
 
     def fit(
         self,
@@ -79,32 +73,21 @@ class LDAKernel(NamedTuple):
         memory: Array,
         key: PRNGKey | None,
     ) -> KernelResult:
-        """Fit or sample the documents in a range."""
+        """Infer the topics of the documents in a range."""
         del totals, rest
         start = memory, jnp.zeros_like(self.alpha), jnp.zeros((), jnp.int32), jnp.zeros((), self.alpha.dtype)
-        if isinstance(self.method, Sampled):
-            sums, total, *info = _sample(start, self.alpha, features, batch, bounds, seed_words(key), *self.method)
-        else:
-            options = self.tol, self.max_iter, self.method
-            sums, total, *info = _fit(start, self.alpha, features, without_tokens(batch), bounds, *options)
+        seed = None if key is None else seed_words(key)
+        batch = batch if isinstance(self.method, Sampled) else without_tokens(batch)
+        options = self.tol, self.max_iter, self.method
+        sums, total, *info = _fit(start, self.alpha, features, batch, bounds, *options, seed)
         return KernelResult(sums, total, None, FitInfo(*info))
 
 
 @fused
-def _fit(_, alpha, beta, batch, bounds, tol, max_iter, method):
-    sums, total, info = fit_documents(alpha, beta, batch, tol, max_iter, *bounds, proportions=proportions_of(method))
-    return sums, total, info.iterations.sum(dtype=jnp.int32), info.change
-
-
-@fused
-def _sample(_, alpha, beta, batch, bounds, seed, sweeps, counted):
-    sums, total, info = sample_documents(alpha, beta, batch, seed, sweeps, counted, *bounds)
-    return sums, total, info.iterations.sum(dtype=jnp.int32), jnp.zeros_like(total[0])
-
-
-def proportions_of(method: Method) -> Callable[[Array], Array] | None:
-    """Return how :func:`fit_documents` computes θ̃ from γ; None is its default."""
-    return (lambda gamma: gamma) if isinstance(method, Maximum) else None
+def _fit(_, alpha, beta, batch, bounds, tol, max_iter, method, seed):
+    sums, total, info = local_steps.fit_batch(method, alpha, beta, batch, tol, max_iter, seed, bounds)
+    change = info.change if isinstance(info, LocalInfo) else jnp.zeros((), total.dtype)
+    return sums, total, info.iterations.sum(dtype=jnp.int32), change
 
 
 def seed_words(key: PRNGKey) -> Array:
