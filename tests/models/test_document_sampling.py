@@ -7,10 +7,23 @@ import numpy as np
 import pytest
 import scipy.sparse
 from scipy.special import gammaln
-from scipy.stats import chisquare
+from scipy.stats import chisquare, kstest
 
-from smoothgrad_jax import LDA, Mean, Sampled, fit, global_step, init, local_step, pack, robbins_monro, sample
+from smoothgrad_jax import (
+    LDA,
+    Collapsed,
+    Mean,
+    Sampled,
+    fit,
+    global_step,
+    init,
+    local_step,
+    pack,
+    robbins_monro,
+    sample,
+)
 from smoothgrad_jax.core.errors import OptionError
+from smoothgrad_jax.models.lda import document_sampling
 from smoothgrad_jax.models.lda.document_sampling import _fold_sizes, sampling_width
 
 K, V = 5, 12
@@ -127,6 +140,54 @@ def test_a_document_does_not_depend_on_order_padding_or_other_documents(document
     np.testing.assert_array_equal(some.gamma, np.asarray(info.gamma)[rows])
 
 
+def test_copies_of_a_document_are_sampled_independently(documents, lam):
+    _, info = local_step(model(), lam, pack(documents, np.full(50, 7)), key=KEY)
+    assert len(np.unique(info.tokens, axis=0)) > 3
+    _, alone = local_step(model(), lam, pack(documents, [7]), key=KEY)
+    np.testing.assert_array_equal(info.tokens[0], alone.tokens[0])
+
+
+def test_random_numbers_of_neighbours_are_uncorrelated():
+    """Of documents, tokens, sweeps and steps that follow each other, and of all lags between tokens."""
+    words = [
+        [document_sampling._mix(np.uint32(d) + s), document_sampling._mix(np.uint32(d) ^ s)]
+        for s in jax.random.key_data(jax.vmap(lambda t: jax.random.fold_in(KEY, t))(np.arange(4)))[:, 0]
+        for d in range(8)
+    ]
+    words = np.array(words, np.uint32).reshape(4, 8, 2)
+    tokens, sweeps = np.arange(4_000, dtype=np.uint32), np.arange(4, dtype=np.uint32)
+    grid = np.meshgrid(np.arange(4), np.arange(8), sweeps, tokens, indexing="ij")
+    u = document_sampling._uniform(
+        (words[grid[0], grid[1], 0], words[grid[0], grid[1], 1]), grid[3], grid[2], np.float32
+    )
+    u = np.asarray(u, np.float64)
+    assert kstest(u.ravel()[::7], "uniform").pvalue > 1e-3
+    u = (u - 0.5) * np.sqrt(12)
+    for axis in range(4):
+        a, b = np.take(u, range(u.shape[axis] - 1), axis), np.take(u, range(1, u.shape[axis]), axis)
+        assert abs((a * b).mean()) < 5 / np.sqrt(a.size)
+    # A document whose stream is a shifted copy of another one would have a correlation of 1 at that lag.
+    spectrum = np.fft.rfft(u[:, :, 0], axis=-1)
+    for i, j in itertools.combinations(range(8), 2):
+        lags = np.fft.irfft(spectrum[0, i] * spectrum[0, j].conj(), 4_000) / 4_000
+        assert abs(lags).max() < 7 / np.sqrt(4_000)
+
+
+def test_the_prior_of_an_emptied_topic_survives_a_long_document():
+    """In float32, 0.001 + 200,000 − 200,000 is 0: the topic could not be drawn again."""
+    lam = np.array([[1.0, 1.0], [1.0, 1.0]], np.float32)
+    X = np.array([[200_000, 0]], np.float32)
+    _, info = local_step(model(np.float32(1e-3), 3, 1, 1), lam, pack(X), key=KEY)
+    assert np.asarray(info.tokens).sum() == 200_000
+    assert (np.asarray(info.gamma) >= 1e-3).all()
+
+
+def test_a_batch_of_empty_documents_has_no_statistics(lam):
+    stats, info = local_step(model(), lam, pack(np.zeros((3, V))), key=KEY)
+    assert not np.asarray(stats).any()
+    assert not np.asarray(info.iterations).any()
+
+
 def test_another_key_gives_other_samples(documents, lam):
     first, second = (local_step(model(), lam, pack(documents), key=jax.random.key(i))[0] for i in (0, 1))
     assert not np.array_equal(first, second)
@@ -153,7 +214,7 @@ def test_a_large_prior_makes_tokens_independent(lam):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("method", [Sampled(3, 2), Mean()])
+@pytest.mark.parametrize("method", [Sampled(3, 2), Mean(), Collapsed()])
 def test_the_row_sparse_engine_takes_the_steps_of_the_dense_functions(documents, lam, method, threads):
     # The tolerance is small, so that a document that stops one iteration earlier has nearly the same γ.
     lda, rho = LDA(0.3, 0.1, 20, tol=1e-6, max_iter=1_000, method=method), robbins_monro(4, 0.7)

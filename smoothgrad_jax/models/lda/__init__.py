@@ -1,11 +1,15 @@
 """Latent Dirichlet allocation.
 
-| module            | contents                                                                          |
-|-------------------|-----------------------------------------------------------------------------------|
-| ``model``         | the model: priors, local step, evidence lower bound, held-out score               |
-| ``topics``        | topics to start from, and expected topics                                         |
-| ``document_fit``  | the fixed point of one document, as loops that XLA fuses                          |
-| ``row_kernel``    | the same for the row-sparse engine                                                |
-| ``inference``     | topic proportions and scores of any number of documents, topics held fixed        |
-| ``priors``        | priors learned from what was inferred                                             |
+| module                | contents                                                                          |
+|-----------------------|-----------------------------------------------------------------------------------|
+| ``model``             | the model: priors, local step, evidence lower bound, held-out score               |
+| ``methods``           | the local steps by name, and when to use which                                    |
+| ``local_steps``       | how each of them is computed, for the dense functions and for the row kernel      |
+| ``document_fit``      | the fixed point of one document, as loops that XLA fuses                          |
+| ``document_collapsed``| the same for collapsed variational inference (CVB0)                               |
+| ``document_sampling`` | Gibbs sampling of the topics of one document's tokens                             |
+| ``row_kernel``        | the local steps on the row-sparse engine                                          |
+| ``topics``            | topics to start from, and expected topics                                         |
+| ``inference``         | topic proportions and scores of any number of documents, topics held fixed        |
+| ``priors``            | priors learned from documents and topics                                          |
 """

@@ -82,9 +82,8 @@ def posteriors(
       γ [D, K] in the dtype of λ; γ of an empty document is α.
     """
     corpus = Corpus.of(X)
-    model = check(model, lam, corpus.num_words)
-    model = model._replace(method=deterministic(model.method))
-    tol, max_iter = model.tol if tol is None else tol, model.max_iter if max_iter is None else max_iter
+    given = {name: value for name, value in (("tol", tol), ("max_iter", max_iter)) if value is not None}
+    model = check(model._replace(method=deterministic(model.method), **given), lam, corpus.num_words)
     lam = jnp.asarray(lam)
     size = min(_CHUNK, corpus.num_docs)
     starts = np.arange(0, corpus.num_docs, size)
@@ -96,7 +95,7 @@ def posteriors(
         # The last chunk is filled up with the shortest document, so that all chunks have one shape.
         chunk = start + np.arange(size)
         batch = corpus.pack(np.where(chunk < corpus.num_docs, chunk, shortest), layout)
-        gamma = np.asarray(_fit(model, lam, without_tokens(batch), tol, max_iter))
+        gamma = np.asarray(_fit(model, lam, without_tokens(batch)))
         out[start : start + size] = gamma[: len(out) - start]
 
     threads = min(threads or num_threads(), len(starts))
@@ -162,10 +161,11 @@ def completion(model: LDA, lam: ArrayLike, X: Documents, key: PRNGKey | None = N
 
 
 @partial(jax.jit, compiler_options=SINGLE_THREAD_OPTIONS)
-def _fit(model, lam, batch, tol, max_iter):
+def _fit(model, lam, batch):
     alpha = jnp.broadcast_to(model.alpha, lam.shape[1])
     empty = jnp.zeros((batch.size, lam.shape[1]), lam.dtype)
-    return _fit_fused(empty, alpha, lam, lam.sum(0, keepdims=True), batch, tol, max_iter, model.method)
+    options = model.tol, model.max_iter, model.method
+    return _fit_fused(empty, alpha, lam, lam.sum(0, keepdims=True), batch, *options)
 
 
 @fused

@@ -174,6 +174,8 @@ def elbo(model: LDA, lam: Array, batch: Batch, tol: Numeric | None = None, max_i
     Args:
       model, lam, batch, tol, max_iter: As in :func:`local_step`.
 
+    The bound is that of ``Variational()``, whatever the method of the model.
+
     Returns:
       A scalar, in nats. For B = D it is the bound itself.
     """
@@ -350,10 +352,8 @@ def _checked(model, lam, batch, tol=None, max_iter=None):
             f"expected one batch, got a stack of {len(batch.offsets)}; run and sweep take stacks, and "
             "jax.tree.map(lambda x: x[0], batches) is the first of them"
         )
-    model = check(model, lam, batch.num_words)
-    return model._replace(
-        tol=model.tol if tol is None else tol, max_iter=model.max_iter if max_iter is None else max_iter
-    )
+    given = {name: value for name, value in (("tol", tol), ("max_iter", max_iter)) if value is not None}
+    return check(model._replace(**given) if isinstance(model, LDA) else model, lam, batch.num_words)
 
 
 def check(model: LDA, lam: Array, num_words: int | None = None) -> LDA:
@@ -370,9 +370,9 @@ def check(model: LDA, lam: Array, num_words: int | None = None) -> LDA:
     if not hasattr(lam, "dtype") or lam.ndim != 2 or lam.dtype not in (np.float32, np.float64):
         what = f"{lam.dtype} of shape {lam.shape}" if hasattr(lam, "dtype") else type(lam).__name__
         raise ValueError(f"lam must be float32 or float64 of shape [V, K], got {what}")
-    check_method(model.method if isinstance(model, LDA) else Variational())
     if not isinstance(model, LDA):
         raise ValueError(f"expected an LDA(alpha, eta, num_docs), got {type(model).__name__}")
+    check_method(model.method)
     num_rows, num_topics = lam.shape
     if num_words is not None and num_words > num_rows:
         raise ValueError(f"the documents have {num_words} words, but lam has {num_rows} rows")
@@ -380,6 +380,8 @@ def check(model: LDA, lam: Array, num_words: int | None = None) -> LDA:
         alpha=_positive("alpha", model.alpha, (num_topics,), lam.dtype),
         eta=_positive("eta", model.eta, (num_rows, num_topics), lam.dtype),
         num_docs=_positive("num_docs", model.num_docs, (), lam.dtype),
+        tol=_positive("tol", model.tol, (), lam.dtype, or_zero=True),
+        max_iter=_positive("max_iter", model.max_iter, (), np.dtype(np.int32)),
     )
 
 
@@ -388,7 +390,7 @@ def _check_pairs(observed, held_out):
         raise ValueError(f"{observed.size} documents are observed, but {held_out.size} are held out")
 
 
-def _positive(name, value, shape, dtype):
+def _positive(name, value, shape, dtype, or_zero=False):
     try:
         fits = np.broadcast_shapes(np.shape(value), shape) == shape
     except ValueError:
@@ -399,6 +401,8 @@ def _positive(name, value, shape, dtype):
     if isinstance(value, jax.core.Tracer):
         return value.astype(dtype)
     # A matrix is trusted: checking all of it would cost as much as the step.
-    if np.ndim(value) < 2 and not (np.asarray(value) > 0).all():
-        raise OptionError(name, f"must be positive, got {value}")
+    if np.ndim(value) < 2:
+        numbers = np.asarray(value)
+        if not ((numbers > 0) | (or_zero & (numbers == 0))).all():
+            raise OptionError(name, f"must be positive{' or 0' if or_zero else ''}, got {value}")
     return value.astype(dtype) if isinstance(value, jax.Array) else np.asarray(value, dtype)

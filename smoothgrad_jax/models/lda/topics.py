@@ -43,7 +43,9 @@ def seed_topics(
       num_docs: D, if X is only a part of the corpus.
       dtype: Of λ.
     """
-    (size, num_words), rng = X.shape, np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
+    size, num_words = X.shape
+    # The spawn key keeps the stream apart from that of the minibatches, which are drawn with the same key.
+    rng = np.random.default_rng(np.random.SeedSequence(np.asarray(jax.random.key_data(key)).ravel(), spawn_key=(1,)))
     few = num_topics * _SEEDS > size
     rows = rng.choice(size, num_topics * _SEEDS, replace=few)
     entries = batches.entry_positions(X, rows)
