@@ -364,7 +364,7 @@ def test_no_hidden_copies_of_the_statistics():
         ({"model": LDA(0.0, 0.1, B)}, "alpha must be positive, got 0"),
         ({"model": LDA(0.1, float("nan"), B)}, "eta must be positive, got nan"),
         ({"model": LDA(0.1, 0.1, B, tol=float("nan"))}, "tol must be positive or 0, got nan"),
-        ({"max_iter": -5}, "max_iter must be positive, got -5"),
+        ({"max_iter": -5}, "max_iter must be positive or 0, got -5"),
         ({"batch": np.eye(3)}, r"expected a Batch, got ndarray; pack\(X\) makes one"),
         ({"batch": pack(np.eye(3, V), [[0, 1], [1, 2]])}, "expected one batch, got a stack of 2"),
     ],

@@ -381,7 +381,7 @@ def check(model: LDA, lam: Array, num_words: int | None = None) -> LDA:
         eta=_positive("eta", model.eta, (num_rows, num_topics), lam.dtype),
         num_docs=_positive("num_docs", model.num_docs, (), lam.dtype),
         tol=_positive("tol", model.tol, (), lam.dtype, or_zero=True),
-        max_iter=_positive("max_iter", model.max_iter, (), np.dtype(np.int32)),
+        max_iter=_positive("max_iter", model.max_iter, (), np.dtype(np.int32), or_zero=True),
     )
 
 
