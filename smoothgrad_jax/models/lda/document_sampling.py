@@ -13,6 +13,12 @@
 The statistics of a token are the probabilities with which it would be drawn given all other tokens, after each counted
 sweep. They have the mean of the drawn topics and less noise (Rao and Blackwell).
 
+The first sweep of a short document draws each token given the tokens before it. A long document would need many sweeps
+to leave such a start. Its first sweep draws each token with γ in the place of N + α, where γ is the result of a few
+updates of the fixed point
+
+    γ_k ← α_k + Σ_w n_w γ_k β_wk / Σ_j γ_j β_wj
+
 The random numbers of a document depend on the seed and the number of the document alone, and not on the other documents
 of the batch, on padding or on threads. Copies of a document in one batch have different numbers.
 
@@ -32,6 +38,8 @@ from smoothgrad_jax.data.batches import Batch
 from smoothgrad_jax.models.lda.document_fit import copy_rows, padded
 
 _LANES = 16
+_LONG = 100  # tokens from which a document is long
+_UPDATES = 5  # of the fixed point from which a long document starts
 _LONGEST_SUM = 9  # numbers that are added one after the other to draw one of them, where the width allows it
 
 
@@ -88,7 +96,7 @@ def sample_documents(
     weights_of = counts / jnp.maximum(pieces, 1)  # of a token of each entry; 1 unless the count is fractional
     pieces = pieces.astype(jnp.int32)
     prior = jnp.pad(alpha[None], [(0, 0), (0, width - num_topics)])
-    share, columns = 1 / jnp.asarray(counted, dtype), jnp.arange(width)[None]
+    per_sweep, columns = 1 / jnp.asarray(counted, dtype), jnp.arange(width)[None]
 
     def sample_document(d, carry):
         stats, rows, entries, topics, total, info = carry
@@ -97,9 +105,12 @@ def sample_documents(
         num_tokens, entries = _expand(entries, pieces, start, length)
         document = batch.documents[d].astype(jnp.uint32)
         words = _mix(document + seed[0]), _mix(document ^ seed[1])
+        is_long = num_tokens >= _LONG
+        gamma = _fixed_point(rows, counts, start, length, prior, columns < num_topics, jnp.where(is_long, _UPDATES, 0))
 
         def sweep(number, carry):
             tokens, topics, stats, mean = carry
+            from_gamma = is_long & (number == 0)
 
             def draw_token(t, carry):
                 tokens, topics = carry
@@ -107,12 +118,10 @@ def sample_documents(
                 # The barrier separates the read of the old topic from the write of the new one; see fused_loops.
                 weight, old = lax.optimization_barrier((weights_of[start + entry], topics[t]))
                 others = jnp.where((columns == old) & (number > 0), jnp.maximum(tokens - weight, 0), tokens)
-                weights = lax.optimization_barrier(others + prior)
+                weights = lax.optimization_barrier(jnp.where(from_gamma, gamma, others + prior))
                 new = _draw(weights, row(rows, entry), _uniform(words, t, number, dtype), num_topics)
                 # All of N is written: to change two numbers of it, XLA would copy it.
                 return jnp.where(columns == new, others + weight, others), set_row(topics, t, new[None])
-
-            tokens, topics = lax.fori_loop(0, num_tokens, draw_token, (tokens, topics))
 
             def count_token(t, carry):
                 stats, mean = carry
@@ -121,9 +130,10 @@ def sample_documents(
                 # The expectation of this token given all others has less noise than the topic that was drawn.
                 others = jnp.where(columns == topics[t], jnp.maximum(tokens - weight, 0), tokens)
                 p = lax.optimization_barrier((others + prior) * row(rows, entry))
-                scale = lax.optimization_barrier(share * weight / _fold(p[0], _LANES).sum())
+                scale = lax.optimization_barrier(per_sweep * weight / _fold(p[0], _LANES).sum())
                 return set_row(stats, w, row(stats, w) + scale * p), mean + scale * p
 
+            tokens, topics = lax.fori_loop(0, num_tokens, draw_token, (tokens, topics))
             number_counted = jnp.where(number >= sweeps - counted, num_tokens, 0)
             stats, mean = lax.fori_loop(0, number_counted, count_token, (stats, mean))
             return tokens, topics, stats, mean
@@ -135,8 +145,8 @@ def sample_documents(
         info = SampledInfo(*(set_row(x, d, new) for x, new in zip(info, found, strict=True)))
         return stats, rows, entries, topics, total + mean, info
 
-    last = batch.size if last is None else last
-    stats, *_, total, info = lax.fori_loop(first, last, sample_document, _memory(alpha, beta, batch))
+    bounds = first, batch.size if last is None else last
+    stats, *_, total, info = lax.fori_loop(*bounds, sample_document, _memory(alpha, beta, batch))
     return stats, total[0, :num_topics], info
 
 
@@ -152,6 +162,20 @@ def _memory(alpha, beta, batch):
         jnp.zeros((1, width), dtype),
         SampledInfo(jnp.broadcast_to(alpha, per_topic), jnp.zeros(batch.size, jnp.int32), jnp.zeros(per_topic, dtype)),
     )
+
+
+def _fixed_point(rows, counts, start, length, prior, is_topic, updates):
+    """Return γ [1, W] of a document after some updates, which start from equal proportions."""
+
+    def add(gamma, i, total):
+        beta = row(rows, i)
+        ratio = lax.optimization_barrier(counts[start + i] / _fold((gamma * beta)[0], _LANES).sum())
+        return total + ratio * beta
+
+    def update(_, gamma):
+        return prior + gamma * lax.fori_loop(0, length, partial(add, gamma), jnp.zeros_like(prior))
+
+    return lax.fori_loop(0, updates, update, is_topic.astype(prior.dtype))
 
 
 def _expand(entries, pieces, start, length):

@@ -42,8 +42,9 @@ class Maximum(NamedTuple):
 class Sampled(NamedTuple):
     """Collapsed Gibbs sampling of the topic of every token.
 
-    The first sweep draws the tokens one after the other, each given those before it; every other sweep draws each token
-    given all others. A word that occurs c times is c tokens. A fractional count c is ⌈c⌉ tokens of weight c/⌈c⌉.
+    The first sweep draws the tokens one after the other, each given those before it, or near the fixed point of
+    ``Maximum`` if the document has 100 tokens or more. Every other sweep draws each token given all others. A word that
+    occurs c times is c tokens. A fractional count c is ⌈c⌉ tokens of weight c/⌈c⌉.
 
     Attributes:
       sweeps: Sweeps over the tokens of a document per local step.
