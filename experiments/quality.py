@@ -1,16 +1,25 @@
-"""Compare the topics of smoothgrad_jax and of tomotopy: quality against seconds, K = 100.
+"""Compare the topics of smoothgrad_jax and of other libraries: quality against seconds.
 
-    python experiments/quality.py --corpus bow.npz --documents 30000
-    python experiments/quality.py --corpus bow.npz --documents 30000 --show
+    python experiments/quality.py --corpus arxiv/bow.npz --documents 30000
+    python experiments/quality.py --corpus arxiv/bow.npz --documents 30000 --method tomotopy --passes 200
+    python experiments/quality.py --table
+    python experiments/quality.py --plot quality.png
 
-tomotopy is optional: pip install tomotopy
+The other libraries are optional: pip install tomotopy scikit-learn gensim matplotlib
 
-Each run has its own process, on all cores. Seconds count training, with compilation and without reading the corpus or
-scoring. 1,000 documents are held out. All runs have one scorer, that of ``LDA(method=Maximum())``: θ of a held-out
-document from one half of its words, θ ∝ α + Σ n φ with E[β], then the mean of log p(word) over the other half, with the
-α of the run. NPMI and effective topics: ``smoothgrad_jax.topic_quality`` on the first 20,000 training documents.
+A call makes one run in its own process, on all cores, and appends its curve to ``--results``; a run that is there
+already is not repeated. Seconds count training, with compilation, and without the preparation of the documents and
+without scoring. 1,000 documents are held out. All runs have one scorer, that of ``LDA(method=Maximum())``: θ of a
+held-out document from one half of its words, θ ∝ α + Σ n φ with E[β], then the mean of log p(word) over the other half,
+with the α of the run. NPMI, diversity and effective topics: ``smoothgrad_jax.topic_quality`` on the first 20,000
+training documents.
 
-Results are appended to ``--results``; a run that is there already is not repeated.
+| method         | algorithm and settings, where the options do not say otherwise                                |
+|----------------|------------------------------------------------------------------------------------------------|
+| ``sampled`` …  | smoothgrad_jax with this local step; priors and step sizes as the command chooses them         |
+| ``tomotopy``   | collapsed Gibbs sampling; α starts at 0.1 and is learned, η = 0.05; passes are sweeps          |
+| ``sklearn``    | online variational inference, α = 0.1, η = 0.05, ρ_t = (64 + t)^−0.7                           |
+| ``gensim``     | online variational inference, α and η learned, ρ_t = (64 + t)^−0.7                             |
 """
 
 import argparse
@@ -25,13 +34,16 @@ import numpy as np
 import scipy.sparse
 
 import smoothgrad_jax as sj
-from smoothgrad_jax import Collapsed, Maximum, Mean, Sampled, Variational
+from smoothgrad_jax import Maximum
+from smoothgrad_jax.models.lda.methods import named_method
 from smoothgrad_jax.models.lda.model import split_held_out
-from smoothgrad_jax.training.settings import Settings
+from smoothgrad_jax.training.settings import METHODS, Settings
 
 HELD_OUT = 1_000
-SWEEPS = (5, 10, 20, 50, 100, 200)  # of tomotopy
+SWEEPS = (5, 10, 20, 50, 100, 200)  # of tomotopy after which topics are measured
 FRACTIONS = (0.1, 0.2, 0.5, 1.0)  # of a run of smoothgrad_jax
+PEERS = ("tomotopy", "sklearn", "gensim")
+COLOURS = dict(zip((*METHODS, *PEERS), ("C3", "C4", "C5", "C1", "C0", "C2", "C7"), strict=True))
 
 
 def load(path, documents):
@@ -54,23 +66,16 @@ def measure(X, halves, alpha, lam):
 
 
 def train_ours(X, halves, args):
-    """Yield seconds, passes and quality along a run."""
-    names = {
-        "variational": Variational(),
-        "mean": Mean(),
-        "collapsed": Collapsed(),
-        "sampled": Sampled(args.sweeps, max(1, args.sweeps // 2)),
-    }
+    """Yield seconds, passes and quality along a run of smoothgrad_jax."""
     key, steps = jax.random.key(args.seed), max(1, round(args.passes * X.shape[0] / args.batch_size))
-    chosen = {"alpha": args.alpha, "eta": args.eta, "passes": None, "batch_size": args.batch_size}
-    settings = Settings(
-        topics=args.topics, method=args.method, **{k: v for k, v in chosen.items() if v is not None}
-    ).resolve(X.shape[0])
-    alpha, eta = (getattr(settings, name) for name in ("alpha", "eta"))
+    chosen = {name: getattr(args, name) for name in ("alpha", "eta", "tau", "kappa")}
+    settings = Settings(topics=args.topics, method=args.method, batch_size=args.batch_size, **chosen)
+    settings = settings.resolve(X.shape[0])
     begin = time.perf_counter()
-    model = sj.LDA(alpha, eta, X.shape[0], method=names[args.method])
+    method = named_method(args.method, args.sweeps)
+    model = sj.LDA(settings.alpha, settings.eta, X.shape[0], method=method)
     lam = sj.seed_topics(key, X[:: -(-X.shape[0] // 10_000)], args.topics, num_docs=X.shape[0])
-    rho = sj.robbins_monro(args.tau or settings.tau, args.kappa or settings.kappa)
+    rho = sj.robbins_monro(settings.tau, settings.kappa)
     state, spent, step = np.asarray(lam), time.perf_counter() - begin, 0
     for fraction in FRACTIONS:
         begin = time.perf_counter()
@@ -109,39 +114,156 @@ def train_tomotopy(X, halves, args):
         yield {"seconds": spent, "prepare": prepare, "passes": sweeps, **result}
 
 
+def train_sklearn(X, halves, args):
+    """Yield seconds, passes and quality along a run of scikit-learn."""
+    from sklearn.decomposition import LatentDirichletAllocation
+
+    alpha = args.alpha or 0.1
+    model = LatentDirichletAllocation(
+        args.topics,
+        doc_topic_prior=alpha,
+        topic_word_prior=args.eta or 0.05,
+        learning_method="online",
+        learning_offset=args.tau or 64,
+        learning_decay=args.kappa or 0.7,
+        batch_size=args.batch_size,
+        total_samples=X.shape[0],
+        max_iter=1,
+        n_jobs=1,  # worker processes are slower for minibatches of this size
+        random_state=args.seed,
+    )
+    spent = 0.0
+    for number in range(1, round(args.passes) + 1):
+        begin = time.perf_counter()
+        model.partial_fit(X[np.random.default_rng([args.seed, number]).permutation(X.shape[0])])
+        spent += time.perf_counter() - begin
+        yield {"seconds": spent, "passes": number, **measure(X, halves, alpha, model.components_.T)}
+
+
+def train_gensim(X, halves, args):
+    """Yield seconds, passes and quality along a run of gensim, which learns α and η."""
+    from gensim.models import LdaModel
+
+    rows = [slice(X.indptr[d], X.indptr[d + 1]) for d in range(X.shape[0])]
+    corpus = [list(zip(X.indices[row].tolist(), X.data[row].tolist(), strict=True)) for row in rows]
+    begin = time.perf_counter()
+    model = LdaModel(
+        num_topics=args.topics,
+        id2word={w: str(w) for w in range(X.shape[1])},
+        alpha=args.alpha or "auto",
+        eta=args.eta or "auto",
+        chunksize=args.batch_size,
+        offset=args.tau or 64,
+        decay=args.kappa or 0.7,
+        random_state=args.seed,
+        eval_every=None,
+    )
+    spent = time.perf_counter() - begin
+    for number in range(1, round(args.passes) + 1):
+        order, begin = np.random.default_rng([args.seed, number]).permutation(len(corpus)), time.perf_counter()
+        model.update([corpus[d] for d in order])
+        spent += time.perf_counter() - begin
+        alpha = np.asarray(model.alpha, np.float32)
+        yield {"seconds": spent, "passes": number, **measure(X, halves, alpha, model.state.get_lambda().T)}
+
+
+def read_results(path):
+    """Return the settings and curves of all runs by corpus and number of documents."""
+    runs = {}
+    for line in path.read_text().splitlines():
+        run = json.loads(line)
+        runs.setdefault((run["setting"]["corpus"], run["setting"]["documents"]), []).append(run)
+    return runs
+
+
+def label(setting):
+    """Return the name of a run: its method, and the options that differ from the defaults."""
+    shown = ("sweeps", "window", "alpha", "eta", "kappa", "batch_size", "seed", "topics")
+    defaults = {"sweeps": 5, "window": 1.0, "batch_size": 256, "seed": 0, "topics": 100}
+    changed = [
+        f"{name}={setting[name]:g}" for name in shown if setting.get(name, defaults.get(name)) != defaults.get(name)
+    ]
+    return ", ".join([setting["method"], *changed])
+
+
+def print_table(path):
+    """Print one line per point of every curve."""
+    for (corpus, documents), runs in read_results(path).items():
+        print(f"\n{corpus}, {documents:,} documents\n")
+        print("| run | passes or sweeps | seconds | score | NPMI | effective topics | diversity |")
+        print("|---|---|---|---|---|---|---|")
+        for run in runs:
+            for p in run["curve"]:
+                columns = f"{p['passes']:.3g} | {p['seconds']:.1f} | {p['score']:.3f} | {p['npmi']:.3f}"
+                print(f"| {label(run['setting'])} | {columns} | {p['effective']:.0f} | {p['diversity']:.2f} |")
+
+
+def plot(path, out):
+    """Draw the score and the NPMI of every run against seconds, one column per corpus."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    results = read_results(path)
+    figure, axes = plt.subplots(2, len(results), figsize=(4 * len(results), 6), squeeze=False, sharex="col")
+    for column, ((corpus, documents), runs) in enumerate(results.items()):
+        for run in runs:
+            name = run["setting"]["method"]
+            ours = name in METHODS
+            for axis, measured in zip(axes[:, column], ("score", "npmi"), strict=True):
+                xy = [[p[key] for p in run["curve"]] for key in ("seconds", measured)]
+                text = f"smoothgrad_jax, {label(run['setting'])}" if ours else label(run["setting"])
+                axis.plot(*xy, "o-" if ours else "s--", color=COLOURS[name], label=text, markersize=4)
+        axes[0, column].set_title(f"{corpus}, {documents:,} documents")
+        axes[1, column].set(xscale="log", xlabel="seconds")
+    axes[0, 0].set_ylabel("held-out score, nats per word")
+    axes[1, 0].set_ylabel("mean NPMI of the topics")
+    handles = {text: line for axis in axes[0] for line, text in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="lower center", ncols=min(4, len(handles)), frameon=False)
+    figure.tight_layout(rect=(0, 0.06, 1, 1))
+    figure.savefig(out, dpi=110)
+    print(out)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--corpus", required=True, type=pathlib.Path)
+    parser.add_argument("--corpus", type=pathlib.Path, help="documents × words, saved by scipy.sparse.save_npz")
     parser.add_argument("--documents", type=int, default=30_000)
     parser.add_argument("--topics", type=int, default=100)
-    parser.add_argument(
-        "--method", choices=("sampled", "collapsed", "mean", "variational", "tomotopy"), default="sampled"
-    )
+    parser.add_argument("--method", choices=(*METHODS, *PEERS), default="sampled")
     parser.add_argument("--passes", type=float, default=10, help="passes, or sweeps of tomotopy")
-    parser.add_argument("--sweeps", type=int, default=5)
+    parser.add_argument("--sweeps", type=int, default=5, help="of the sampled local step")
     parser.add_argument("--window", type=float, default=1)
-    parser.add_argument("--alpha", type=float)
-    parser.add_argument("--eta", type=float)
-    parser.add_argument("--tau", type=float)
-    parser.add_argument("--kappa", type=float)
+    for name in ("alpha", "eta", "tau", "kappa"):
+        parser.add_argument(f"--{name}", type=float)
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--results", type=pathlib.Path, default=pathlib.Path("quality.jsonl"))
+    parser.add_argument("--table", action="store_true", help="print the results")
+    parser.add_argument("--plot", metavar="PATH", help="draw the results")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    setting = {k: v for k, v in vars(args).items() if k not in ("corpus", "results", "inside") and v is not None}
+    if args.table or args.plot:
+        print_table(args.results) if args.table else plot(args.results, args.plot)
+        return
+    if args.corpus is None:
+        parser.error("a run needs --corpus")
+    excluded = ("corpus", "results", "table", "plot", "inside")
+    setting = {name: value for name, value in vars(args).items() if name not in excluded and value is not None}
     setting["corpus"] = args.corpus.parent.name or args.corpus.stem
     if not args.inside:
-        lines = args.results.read_text().splitlines() if args.results.exists() else []
-        if any(json.loads(line)["setting"] == setting for line in lines):
+        if args.results.exists() and any(
+            run["setting"] == setting for runs in read_results(args.results).values() for run in runs
+        ):
             print("measured already:", setting)
             return
         sys.exit(subprocess.run([sys.executable, *sys.argv, "--inside"]).returncode)
     X, held_out = load(args.corpus, args.documents)
     halves = split_held_out(held_out, jax.random.key(7), X.shape[1])
-    train = train_tomotopy if args.method == "tomotopy" else train_ours
+    trainers = {"tomotopy": train_tomotopy, "sklearn": train_sklearn, "gensim": train_gensim}
     curve = []
-    for point in train(X, halves, args):
+    for point in trainers.get(args.method, train_ours)(X, halves, args):
         curve.append(point)
         print(setting["corpus"], args.method, json.dumps({k: round(v, 3) for k, v in point.items()}), flush=True)
     with args.results.open("a") as file:

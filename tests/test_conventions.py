@@ -152,6 +152,9 @@ def test_contributing_names_files_that_exist():
     for name in re.findall(r"`([a-z_]+/[A-Za-z_/]+\.py)", text):
         exists = (ROOT / name).exists() or (PACKAGE / name).exists()
         assert exists or "NAME" in name, f"CONTRIBUTING.md: no file {name}"
+    for name, defined in re.findall(r"`([a-z_]+/[A-Za-z_/]+\.py): ([A-Za-z_]+)`", text):
+        path = ROOT / name if (ROOT / name).exists() else PACKAGE / name
+        assert re.search(rf"^(def|class)? ?{defined}\b", path.read_text(), re.M), f"{name} does not define {defined}"
 
 
 @pytest.mark.parametrize(
