@@ -76,8 +76,10 @@ class MovingState(NamedTuple):
 
     @property
     def kind(self) -> "Moving":
-        """The kind of this state, with the capacity read off its shape; ``buffer`` has the dtype of the slots."""
-        return Moving(self.capacity)
+        """The kind of this state, with the capacity and the dtype of the slots read off the ring."""
+        dtypes = {_xla.value_dtype(leaf.dtype) for leaf in jax.tree.leaves(self.buffer)}
+        # Slots of several dtypes have those of the values, which is the default.
+        return Moving(self.capacity, dtypes.pop() if len(dtypes) == 1 else None)
 
 
 @dataclass(frozen=True)

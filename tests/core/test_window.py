@@ -78,6 +78,16 @@ def test_default_length_is_the_capacity():
     assert state.capacity == 2
 
 
+@pytest.mark.parametrize("template", [jnp.zeros(2), {"a": jnp.zeros(2), "b": jnp.zeros((), jnp.bfloat16)}])
+@pytest.mark.parametrize("dtype", [None, jnp.bfloat16, jnp.float32])
+def test_the_kind_of_a_state_makes_the_same_state(template, dtype):
+    state = window.init(template, Moving(3, dtype))
+    again = state.kind.init(template)
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), again) == jax.tree.map(
+        lambda leaf: (leaf.shape, leaf.dtype), state
+    )
+
+
 @pytest.mark.parametrize("capacity", [0, math.inf])
 def test_without_a_ring_it_is_the_mean_of_everything(capacity, rng):
     state = window.init(jnp.zeros(4), capacity)
