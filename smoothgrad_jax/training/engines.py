@@ -24,7 +24,7 @@ from smoothgrad_jax.core import _xla, adaptive, svi
 from smoothgrad_jax.core._threads import num_threads
 from smoothgrad_jax.core.adaptive import Adaptive
 from smoothgrad_jax.core.errors import OptionError
-from smoothgrad_jax.core.model import Model
+from smoothgrad_jax.core.model import Model, check_key
 from smoothgrad_jax.core.row_sparse.kernel import RowSparseModel
 from smoothgrad_jax.core.row_sparse.state import (
     RowSparseState,
@@ -47,7 +47,10 @@ _STEPS_IN_PROGRESS = 3  # steps started before the first of them has ended: star
 
 
 class NotFiniteError(ArithmeticError):
-    """A step computed statistics that are not finite; the parameters before the step remain, with an empty window."""
+    """A step computed statistics that are not finite; the parameters before the step remain, with an empty window.
+
+    Also raised by the row-sparse engine if the statistics of the rows are negative.
+    """
 
 
 class EngineOptions(NamedTuple):
@@ -203,9 +206,8 @@ class RowSparseEngine:
             self._state = _init_rows(model, start, options)
         self._model = model
         self._slots = slots or self._state.slot_dtype or self._state.dtype
-        self._warmup = options.warmup
+        self._warmup, self._run_key = options.warmup, options.key
         self._set_hyperparameters(model)
-        self._key = options.key if getattr(model, "uses_key", False) else None
         self._pool = ThreadPoolExecutor(len(self._state.partitions), thread_name_prefix="rows")
         self._workspace = Workspace()
         self._infos: deque[RowInfo] = deque()
@@ -217,6 +219,7 @@ class RowSparseEngine:
         self._prior = partition_prior(prior, self._state)
         self._kernel = model.row_kernel(self._state.num_columns, self._state.dtype)
         self._options = StepOptions(self._warmup, self._slots, rest_prior)
+        self._key = _key_for(model, self._run_key)
         self._model = model
 
     def _template(self, model: RowSparseModel) -> PyTree:
@@ -279,7 +282,7 @@ class RowSparseEngine:
             if not info.is_finite:
                 self._infos.clear()
                 self._state = restart(self._state, info, self._prior, self._slots)
-                raise _not_finite(self.step)
+                raise _negative(self.step, self._model) if info.is_negative else _not_finite(self.step)
 
     def wait(self) -> None:
         """Wait until no step is in progress."""
@@ -302,6 +305,7 @@ class RowSparseEngine:
         if not isinstance(model, RowSparseModel):
             raise ValueError(f"expected a {type(self._model).__name__}, got {type(model).__name__}")
         checked: RowSparseModel = _checked(model, self.template, None)
+        check_key(checked, self._run_key)
         previous = self._prior
         if not all(map(np.array_equal, partition_prior(checked.row_prior()[0], self._state).eta, previous.eta)):
             # The steps that a row has skipped were under the old prior.
@@ -329,8 +333,8 @@ class DenseEngine:
                 self._rule = adaptive.init_delayed(window, jax.eval_shape(adaptive.sketch, self._state.params))
         _check_rule(self._rule, window)
         _check_window(self._state.window, options)
-        self._model, self._warmup = model, options.warmup
-        self._key = options.key if getattr(model, "uses_key", False) else None
+        self._model, self._warmup, self._run_key = model, options.warmup, options.key
+        self._key = _key_for(model, options.key)
         if isinstance(window, Adaptive):
             self.check_lengths(window.longest)
         self.length: float | None = None
@@ -359,6 +363,7 @@ class DenseEngine:
         key = None if self._key is None else jax.random.fold_in(self._key, self.step)
         stats, is_finite = _local_step(self._model, self._state.params, batch, key)
         if not is_finite:
+            self._restart()
             raise _not_finite(self.step)
         self.length = length
         if self._rule is not None:
@@ -368,6 +373,12 @@ class DenseEngine:
         self._state = svi.global_step(
             self._state, stats, self._model.prior, rho, length, warmup=self._warmup, donate=True
         )
+
+    def _restart(self) -> None:
+        """Empty the window, and start the rule that chooses its length again; the parameters and the step remain."""
+        params, window, step = self._state
+        self._state = svi.init(params, window.kind)._replace(step=step)
+        self._rule = None if self._rule is None else adaptive.restart(self._rule)
 
     def wait(self) -> None:
         """Wait until the last step has ended."""
@@ -385,7 +396,9 @@ class DenseEngine:
 
     def set_model(self, model: Model) -> None:
         """Use other hyperparameters."""
-        self._model = _checked(model, self._state.params, None)
+        checked = _checked(model, self._state.params, None)
+        check_key(checked, self._run_key)
+        self._model, self._key = checked, _key_for(checked, self._run_key)
 
 
 @jax.jit
@@ -404,6 +417,11 @@ _sketch = jax.jit(adaptive.sketch)
 def _checked(model, params, num_words):
     """Return the model in the dtype of the parameters, if it can check them."""
     return model.check(params, num_words) if hasattr(model, "check") else model
+
+
+def _key_for(model, key):
+    """Return the key of the run for a model that samples; another program is compiled without a key."""
+    return key if getattr(model, "uses_key", False) else None
 
 
 def _init_rows(model, params, options):
@@ -497,6 +515,14 @@ def _not_finite(step):
     return NotFiniteError(
         f"step {step}: the statistics are not finite. The parameters before this step are kept in .params. Look for "
         "parameters or counts of extreme size, or use a smaller step size"
+    )
+
+
+def _negative(step, model):
+    return NotFiniteError(
+        f"step {step}: {type(model).__name__} returned negative statistics of rows, and the row-sparse engine needs "
+        "statistics of at least 0. The parameters before this step are kept in .params. Keep such statistics in dense "
+        "leaves, or leave row_kernel out, so that the model runs on the dense engine"
     )
 
 
