@@ -238,7 +238,7 @@ def averaged_step(
 
 
 def count_negative(params: PyTree) -> jax.Array:
-    """Return the number of entries of λ that are not positive, where no Dirichlet exists."""
+    """Return the number of entries of λ that are zero or negative, and so are no parameters of a distribution."""
     return sum((jnp.sum(leaf <= 0) for leaf in jax.tree.leaves(params)), start=jnp.zeros((), int))
 
 
