@@ -61,9 +61,10 @@ def init(params: PyTree, window: Window | float | None = None, *, dtype: DTypeLi
     """Return the state before the first step.
 
     Args:
-      params: λ to start from, a pytree of positive arrays.
+      params: λ to start from, a pytree of floating arrays. Positive ones stay positive if the statistics do.
       window: The capacity of a moving window, the longest that will be used: memory for ``capacity + 1`` statistics is
-        allocated. 0 or ∞ averages everything and stores none. Or a window kind, for example ``Exponential()``.
+        allocated. 0 or ∞ averages everything and stores none. Or a window kind, for example ``Exponential()``, whose
+        length every step is given.
       dtype: dtype of the statistics that a moving window stores, for example ``jnp.bfloat16``.
 
     Returns:
@@ -74,7 +75,7 @@ def init(params: PyTree, window: Window | float | None = None, *, dtype: DTypeLi
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise ValueError(f"params{jax.tree_util.keystr(path)} must be floats, got {leaf.dtype}")
-    return SVIState(params, kind.init(params), jnp.zeros((), jnp.int32))
+    return SVIState(params, _window.init(params, kind), jnp.zeros((), jnp.int32))
 
 
 def vmap_axes(window: Window | float = math.inf) -> SVIState:
@@ -83,8 +84,7 @@ def vmap_axes(window: Window | float = math.inf) -> SVIState:
     Args:
       window: The window kind of the runs; for moving windows the axes do not depend on the capacity.
     """
-    no_axis: Any = None
-    return SVIState(params=0, window=_window.as_kind(window).vmap_axes(), step=no_axis)
+    return SVIState._make((0, _window.as_kind(window).vmap_axes(), None))  # params, window, step
 
 
 def global_step(

@@ -35,7 +35,8 @@ from smoothgrad_jax.core.row_sparse.state import (
 )
 from smoothgrad_jax.core.row_sparse.step import RowInfo, StepOptions, flush, read_rows, restart, step
 from smoothgrad_jax.core.types import ArrayLike, PRNGKey, PyTree, Schedule, Warmup
-from smoothgrad_jax.core.window import Moving, MovingState, Window, check_lengths
+from smoothgrad_jax.core.window import Exponential, Moving, MovingState, Window, check_lengths
+from smoothgrad_jax.core.window_kind import check_warmup
 
 WindowSpec = float | Schedule | Adaptive | Window
 
@@ -145,8 +146,7 @@ def choose_engine(model: Model, start: PyTree, options: EngineOptions) -> Engine
       start: Parameters, or the state of an earlier run on the same engine.
       options: See :class:`EngineOptions`.
     """
-    if options.warmup not in ("mean", "zeros"):
-        raise OptionError("warmup", f'must be "mean" or "zeros", got {options.warmup!r}')
+    check_warmup(options.warmup)
     options = _without_moving(options)
     window = options.window
     if isinstance(window, Adaptive):
@@ -158,6 +158,8 @@ def choose_engine(model: Model, start: PyTree, options: EngineOptions) -> Engine
     elif not isinstance(window, Window) and not callable(window):
         with _option_names():
             check_lengths(window)
+        if options.slots is not None and window == math.inf:
+            raise OptionError("slots", "has no effect with window=∞, which stores no statistics: leave it out")
     _slot_dtype(options.slots)
     is_row_sparse = isinstance(model, RowSparseModel) and not isinstance(window, Window)
     if isinstance(start, svi.SVIState | DenseAdaptiveState if is_row_sparse else RowSparseState):
@@ -452,7 +454,8 @@ def _dense_kind(options):
     if isinstance(window, Window):
         if options.slots is not None:
             raise OptionError("slots", f"has no effect with the window {window}")
-        return window
+        # The run gives every step its length; the state of an exponential window keeps none.
+        return Exponential() if isinstance(window, Exponential) else window
     longest = window.longest if isinstance(window, Adaptive) else float(window(0) if callable(window) else window)
     return Moving(longest, dtype=_slot_dtype(options.slots))
 
@@ -504,6 +507,8 @@ def _slot_dtype(slots):
         dtype = None
     if dtype is None or dtype.name not in _SLOT_DTYPES:
         raise OptionError("slots", f"must be one of {', '.join(_SLOT_DTYPES)}; got {slots}")
+    if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        raise OptionError("slots", f"must be at most float32 here: {slots} needs jax.enable_x64(True)")
     return dtype
 
 

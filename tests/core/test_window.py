@@ -266,7 +266,7 @@ def test_other_errors():
         window.push(state, jnp.zeros(2))
     with pytest.raises(ValueError, match="made for values like"):
         window.push(state, (jnp.zeros(3),))
-    with pytest.raises(ValueError, match="'mean' or 'zeros'"):
+    with pytest.raises(ValueError, match='"mean" or "zeros"'):
         window.push(state, jnp.zeros(3), warmup="none")
     with pytest.raises(ValueError, match="the capacity is 0"):
         window.push(window.init(0.0, 0), 1.0, 5)

@@ -38,6 +38,12 @@ V, K, D, B = 80, 4, 120, 10
 KEY = jax.random.key(5)
 
 
+class DenseLDA(LDA):
+    """LDA on the dense engine."""
+
+    row_kernel = None
+
+
 @pytest.fixture(name="X")
 def some_documents(rng):
     return rng.poisson(rng.gamma(0.2, 1, (D, V)))
@@ -325,6 +331,12 @@ def test_a_bad_document_is_named_and_the_topics_stay(X, lam, tmp_path):
         ({"held_out": np.ones((2, V + 1))}, "held-out documents have 81 words, but λ has 80 rows"),
         ({"held_out": (np.ones((2, V)), np.ones((3, V)))}, "2 documents are observed, but 3 are held out"),
         ({"slots": "float16"}, "slots must be one of float32, float64, bfloat16, uint8"),
+        ({"slots": "float64"}, r"slots must be at most float32 here: float64 needs jax.enable_x64\(True\)"),
+        ({"slots": "bfloat16", "window": math.inf}, "slots has no effect with window=∞"),
+        (
+            {"slots": "bfloat16", "window": math.inf, "model": DenseLDA(0.3, 0.2, D)},
+            "slots has no effect with window=∞",
+        ),
         ({"data": pack(np.eye(3, V))}, "expected many batches, got one"),
     ],
 )
