@@ -24,8 +24,8 @@ from smoothgrad_jax.core import _xla, adaptive, svi
 from smoothgrad_jax.core._threads import num_threads
 from smoothgrad_jax.core.adaptive import Adaptive
 from smoothgrad_jax.core.errors import OptionError
-from smoothgrad_jax.core.model import Model, check_key
-from smoothgrad_jax.core.row_sparse.kernel import RowSparseModel
+from smoothgrad_jax.core.model import Model, check_key, checked, uses_key
+from smoothgrad_jax.core.row_sparse.kernel import RowBatch, RowSparseModel
 from smoothgrad_jax.core.row_sparse.state import (
     RowSparseState,
     Workspace,
@@ -201,10 +201,10 @@ class RowSparseEngine:
         slots = _slot_dtype(options.slots)
         if isinstance(start, RowSparseState):
             self._state = _check_resumable(start, options, slots)
-            model = _checked(model, self._template(model), options.num_words)
+            model = checked(model, self._template(model), options.num_words)
         else:
             start = jax.tree.map(np.asarray, start)
-            model = _checked(model, start, options.num_words)
+            model = checked(model, start, options.num_words)
             self._state = _init_rows(model, start, options)
         self._model = model
         self._slots = slots or self._state.slot_dtype or self._state.dtype
@@ -239,7 +239,7 @@ class RowSparseEngine:
         """Shapes and dtypes of the parameters."""
         return self._template(self._model)
 
-    def prepare(self, batch: PyTree) -> PreparedBatch:
+    def prepare(self, batch: RowBatch) -> PreparedBatch:
         """Partition a minibatch among the threads."""
         if batch.num_words > self._state.num_words:
             raise ValueError(f"the documents have {batch.num_words} words, but λ has {self._state.num_words} rows")
@@ -306,13 +306,13 @@ class RowSparseEngine:
         """Use other hyperparameters; in O(V) if the prior of the rows changes."""
         if not isinstance(model, RowSparseModel):
             raise ValueError(f"expected a {type(self._model).__name__}, got {type(model).__name__}")
-        checked: RowSparseModel = _checked(model, self.template, None)
-        check_key(checked, self._run_key)
+        checked_model = checked(model, self.template, None)
+        check_key(checked_model, self._run_key)
         previous = self._prior
-        if not all(map(np.array_equal, partition_prior(checked.row_prior()[0], self._state).eta, previous.eta)):
+        if not all(map(np.array_equal, partition_prior(checked_model.row_prior()[0], self._state).eta, previous.eta)):
             # The steps that a row has skipped were under the old prior.
             self._state = flush(self.state(), self._kernel, previous, self._workspace, self._slots, self._pool)
-        self._set_hyperparameters(checked)
+        self._set_hyperparameters(checked_model)
 
 
 class DenseEngine:
@@ -326,10 +326,10 @@ class DenseEngine:
         if isinstance(start, svi.SVIState | DenseAdaptiveState):
             self._state = start.state if isinstance(start, DenseAdaptiveState) else start
             _check_not_donated(self._state.params)
-            model = _checked(model, self._state.params, options.num_words)
+            model = checked(model, self._state.params, options.num_words)
         else:
             start = jax.tree.map(np.asarray, start)
-            model = _checked(model, start, options.num_words)
+            model = checked(model, start, options.num_words)
             self._state = svi.init(start, _dense_kind(options))
             if isinstance(window, Adaptive):
                 self._rule = adaptive.init_delayed(window, jax.eval_shape(adaptive.sketch, self._state.params))
@@ -398,9 +398,9 @@ class DenseEngine:
 
     def set_model(self, model: Model) -> None:
         """Use other hyperparameters."""
-        checked = _checked(model, self._state.params, None)
-        check_key(checked, self._run_key)
-        self._model, self._key = checked, _key_for(checked, self._run_key)
+        checked_model = checked(model, self._state.params, None)
+        check_key(checked_model, self._run_key)
+        self._model, self._key = checked_model, _key_for(checked_model, self._run_key)
 
 
 @jax.jit
@@ -416,14 +416,9 @@ def _local_step(model, params, batch, key):
 _sketch = jax.jit(adaptive.sketch)
 
 
-def _checked(model, params, num_words):
-    """Return the model in the dtype of the parameters, if it can check them."""
-    return model.check(params, num_words) if hasattr(model, "check") else model
-
-
 def _key_for(model, key):
     """Return the key of the run for a model that samples; another program is compiled without a key."""
-    return key if getattr(model, "uses_key", False) else None
+    return key if uses_key(model) else None
 
 
 def _init_rows(model, params, options):
