@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +41,25 @@ from smoothgrad_jax.core.window import Moving, Window, WindowState
 from smoothgrad_jax.core.window_kind import check_number
 
 Record: TypeAlias = Callable[[Any, PyTree], PyTree]  # (state after the step, info) -> what to keep
+
+
+class RunState(Protocol):
+    """What a run needs of its state; :class:`SVIState` is one."""
+
+    @property
+    def params(self) -> PyTree:
+        """λ."""
+
+    @property
+    def window(self) -> WindowState:
+        """The statistics of the last steps and their mean."""
+
+    @property
+    def step(self) -> jax.Array:
+        """i, int32."""
+
+
+_State = TypeVar("_State", bound=RunState)
 
 
 class SVIState(NamedTuple):
@@ -183,7 +202,34 @@ def run(
     Returns:
       ``(state, records)``; the records have a leading axis T.
     """
-    model = as_model(model, prior)
+    return run_steps(
+        as_model(model, prior),
+        state,
+        batches,
+        rho,
+        length,
+        warmup=warmup,
+        record=record,
+        update=update,
+        key=key,
+        donate=donate,
+    )
+
+
+def run_steps(
+    model: Model,
+    state: _State,
+    batches: PyTree,
+    rho: ArrayLike | Schedule | None,
+    length: ArrayLike | Schedule | None,
+    *,
+    warmup: Warmup,
+    record: Record | None,
+    update: Callable[..., _State],
+    key: PRNGKey | None,
+    donate: bool,
+) -> tuple[_State, PyTree]:
+    """Run as :func:`run` does, with a state of any class that ``update`` returns; it has the fields of a state."""
     check_key(model, key)
     if not hasattr(state, "window"):
         raise ValueError(f"expected a state, got {type(state).__name__}; init(params, capacity) makes one")

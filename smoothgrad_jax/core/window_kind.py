@@ -6,7 +6,7 @@ kind is one file with a kind and a state; :mod:`smoothgrad_jax.core.moving_windo
 :mod:`smoothgrad_jax.core.exponential_window` are two examples.
 """
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ class Window(Protocol):
 
     def push(
         self, state: PyTree, value: PyTree, length: Numeric | None = None, *, warmup: Warmup = "mean"
-    ) -> tuple[PyTree, Any]:
+    ) -> tuple[PyTree, PyTree]:
         """Add a value; return the mean and the new state."""
 
     def mean(self, state: PyTree, length: Numeric | None = None, *, warmup: Warmup = "mean") -> PyTree:
