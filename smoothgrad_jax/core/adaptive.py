@@ -240,7 +240,7 @@ def push(state: AdaptiveState, sketched: jax.Array, rho: Numeric = 1.0) -> tuple
         raise ValueError(f"the rule was made for sketches {state.previous.shape[1:]}, got {sketched.shape}")
     z, dtype = sketched.astype(state.previous.dtype), state.previous.dtype
     sizes, t = _sizes(state), state.num_sketches + 1
-    length = sizes.astype(dtype)  # l
+    size = sizes.astype(dtype)  # l
 
     # σ² ≈ ⅙ ‖z_i − 2 z_i−1 + z_i−2‖²
     change = z - 2 * state.previous[0] + state.previous[1]
@@ -249,8 +249,8 @@ def push(state: AdaptiveState, sketched: jax.Array, rho: Numeric = 1.0) -> tuple
     # V_l ≈ ½ ‖a − b‖², whenever a block is complete and has a neighbour
     sums = state.sums + z[None]
     full = t % sizes == 0
-    distance = jnp.sum((sums - state.blocks) ** 2, 1) / (2 * length * length)
-    updated = _update_mean(state.allan_variance, distance, t // sizes - 1, length / state.memory)
+    distance = jnp.sum((sums - state.blocks) ** 2, 1) / (2 * size * size)
+    updated = _update_mean(state.allan_variance, distance, t // sizes - 1, size / state.memory)
 
     state = AdaptiveState(
         sums=jnp.where(full[:, None], 0, sums),
@@ -272,10 +272,10 @@ def errors(state: AdaptiveState, rho: Numeric = 1.0) -> tuple[jax.Array, jax.Arr
     For windows longer than the run, bias² is ∞. With ρ = 1 the second is σ²/L, the variance of the gradient.
     """
     dtype = state.allan_variance.dtype
-    length = _sizes(state).astype(dtype)  # l
+    size = _sizes(state).astype(dtype)  # l
     # D_l = ½ (V_l − σ²/l),   bias²(2l) = ((2l − 1)/l)² D_l
-    drift = jnp.maximum(state.allan_variance - state.noise / length, 0) / 2
-    squared_bias = jnp.concatenate([jnp.zeros(1, dtype), ((2 * length - 1) / length) ** 2 * drift])
+    drift = jnp.maximum(state.allan_variance - state.noise / size, 0) / 2
+    squared_bias = jnp.concatenate([jnp.zeros(1, dtype), ((2 * size - 1) / size) ** 2 * drift])
     # It takes three sketches to distinguish noise from drift.
     lengths = _lengths(state)
     known = (lengths == 1) | (np.maximum(lengths, 3) <= state.num_sketches)

@@ -34,7 +34,7 @@ Reference: Mandt and Blei, *Smoothed Gradients for Stochastic Variational Infere
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -185,13 +185,12 @@ def bias_variance(
         raise ValueError("this state is of a run with another update: continue with that one, or start from init")
     # Each zero is an array of its own, as one array cannot be donated twice.
     zeros = [_distance(state.params, state.params) for _ in range(3 if state.past is None else 4)]
-    carry: Any = _Carry(*state, GradientError(*zeros))
-    carry, records = svi.run(
+    carry, records = svi.run_steps(
         _MeasuredModel(model, data),
-        carry,
+        _Carry(*state, GradientError(*zeros)),
         batches,
-        rho=rho,
-        length=length,
+        rho,
+        length,
         warmup=warmup,
         record=_Record(record),
         update=_MeasuredStep(update),
@@ -238,7 +237,7 @@ def averaged_step(
 
 
 def count_negative(params: PyTree) -> jax.Array:
-    """Return the number of entries of λ that are not positive, where no Dirichlet exists."""
+    """Return the number of entries of λ that are zero or negative, and so are no parameters of a distribution."""
     return sum((jnp.sum(leaf <= 0) for leaf in jax.tree.leaves(params)), start=jnp.zeros((), int))
 
 
@@ -256,7 +255,7 @@ class _Carry(NamedTuple):
 class _MeasuredModel(NamedTuple):
     """A model whose statistics are a pair: those of the minibatch, and those of the whole data."""
 
-    model: Any
+    model: Model
     data: PyTree
 
     @property

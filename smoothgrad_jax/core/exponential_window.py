@@ -15,7 +15,7 @@ may be any real number from 1 on.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -104,8 +104,7 @@ class Exponential:
 
     def vmap_axes(self) -> ExponentialState:
         """Return ``in_axes`` for the state of several runs: every array has a leading axis of runs."""
-        axis: Any = 0
-        return ExponentialState(mean=axis, weight=axis)
+        return ExponentialState._make((0, 0))
 
 
 def _decay(length, dtype):

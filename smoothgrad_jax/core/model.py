@@ -4,30 +4,35 @@ A function ``(params, batch) -> (statistics, info)`` and a prior are enough for 
 wraps them. A model class adds what it can do beyond that. Each further part of the protocol is optional. A caller that
 needs a missing part says so in an error that names the method.
 
-| part                     | needed for                                                                  |
-|--------------------------|-----------------------------------------------------------------------------|
-| ``prior``                | every global step                                                           |
-| ``local_step``           | every engine                                                                |
-| ``num_docs``             | limits in passes where the caller supplies the batches                      |
-| ``uses_documents``       | if true, ``fit`` draws minibatches of documents from a corpus               |
-| ``uses_key``             | if true, the local step gets a random key per step, and a run needs a key   |
-| ``check``                | early errors: ``check(params, num_words)`` returns the model, in the dtype  |
-|                          | of the parameters, or raises an error if they do not belong to it           |
-| ``split_held_out``,      | held-out scores during training                                             |
-| ``held_out_score``       |                                                                             |
-| ``row_kernel``, …        | the row-sparse engine; without it the model runs on the dense engine. See   |
-|                          | :class:`smoothgrad_jax.core.row_sparse.kernel.RowSparseModel`               |
+| part                  | protocol                | needed for                                                        |
+|-----------------------|-------------------------|-------------------------------------------------------------------|
+| ``prior``             | :class:`Model`          | every global step                                                 |
+| ``local_step``        | :class:`Model`          | every engine                                                      |
+| ``num_docs``          | :class:`SizedModel`     | progress and limits in passes where the caller supplies the       |
+|                       |                         | batches; without it they are NaN and an error                     |
+| ``uses_documents``    | :class:`DocumentModel`  | if true, ``fit`` draws minibatches of documents from a corpus     |
+| ``uses_key``          | :class:`SamplingModel`  | if true, the local step gets a random key per step, and a run     |
+|                       |                         | needs a key                                                       |
+| ``check``             | :class:`CheckingModel`  | errors before the first step, and hyperparameters in the dtype of |
+|                       |                         | the parameters                                                    |
+| ``split_held_out``,   | :class:`ScoringModel`   | held-out scores during training                                   |
+| ``held_out_score``    |                         |                                                                   |
+| ``row_kernel``, …     | ``RowSparseModel``      | the row-sparse engine; without it the model runs on the dense     |
+|                       |                         | engine. See :mod:`smoothgrad_jax.core.row_sparse.kernel`          |
 
 A model is a pytree whose leaves are its hyperparameters, so that compiled programs take them as inputs. A model with
 other hyperparameters of the same shapes compiles nothing again.
 """
 
-from typing import NamedTuple, Protocol, runtime_checkable
+import math
+from typing import NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import jax
 
 from smoothgrad_jax.core.errors import OptionError
-from smoothgrad_jax.core.types import LocalStep, PRNGKey, PyTree
+from smoothgrad_jax.core.types import LocalStep, Numeric, PRNGKey, PyTree
+
+_AnyModel = TypeVar("_AnyModel", bound="Model")
 
 
 @runtime_checkable
@@ -49,6 +54,49 @@ class Model(Protocol):
         Returns:
           ``(statistics, info)``: expected sufficient statistics scaled to the whole data, with the structure of
           ``params``; and anything a reader may want to see.
+        """
+
+
+@runtime_checkable
+class SizedModel(Model, Protocol):
+    """A model that knows the size of the data that minibatches represent."""
+
+    @property
+    def num_docs(self) -> Numeric:
+        """D, the number of documents, or data points, to which statistics are scaled."""
+
+
+@runtime_checkable
+class DocumentModel(Model, Protocol):
+    """A model that may learn from documents, which ``fit`` draws from a corpus."""
+
+    @property
+    def uses_documents(self) -> bool:
+        """Whether a batch is a :class:`smoothgrad_jax.Batch` of documents."""
+
+
+@runtime_checkable
+class SamplingModel(Model, Protocol):
+    """A model that may sample in its local step."""
+
+    @property
+    def uses_key(self) -> bool:
+        """Whether the local step needs a random key."""
+
+
+@runtime_checkable
+class CheckingModel(Model, Protocol):
+    """A model that checks its hyperparameters and the parameters before the first step."""
+
+    def check(self, params: PyTree, num_words: int | None) -> Self:
+        """Return the model with hyperparameters in the dtype of the parameters.
+
+        Args:
+          params: Parameters to start from, or their shapes.
+          num_words: V of the corpus, if known.
+
+        Raises:
+          ValueError: The parameters do not belong to the model, or cannot start a run.
         """
 
 
@@ -130,7 +178,27 @@ def as_model(model: Model | LocalStep, prior: PyTree | None = None) -> Model:
     return FunctionModel(model, prior)
 
 
+def uses_key(model: Model) -> bool:
+    """Return whether the local step of a model needs a random key."""
+    return isinstance(model, SamplingModel) and bool(model.uses_key)
+
+
+def uses_documents(model: Model) -> bool:
+    """Return whether the minibatches of a model are documents of a corpus."""
+    return isinstance(model, DocumentModel) and bool(model.uses_documents)
+
+
+def data_size(model: Model) -> float:
+    """Return D, the number of documents that the minibatches of a model represent; NaN if not known."""
+    return float(model.num_docs) if isinstance(model, SizedModel) else math.nan
+
+
+def checked(model: _AnyModel, params: PyTree, num_words: int | None) -> _AnyModel:
+    """Return the model in the dtype of the parameters, if it can check them; else the model as it is."""
+    return model.check(params, num_words) if isinstance(model, CheckingModel) else model
+
+
 def check_key(model: Model, key: PRNGKey | None) -> None:
     """Raise an error if a model samples and there is no random key."""
-    if key is None and getattr(model, "uses_key", False):
+    if key is None and uses_key(model):
         raise OptionError("key", f"is needed, because {type(model).__name__} samples: key=jax.random.key(0)")

@@ -17,7 +17,7 @@ a running sum follows them.
 |        | ``residue``    |                                                                             |
 | n      |                | the divisor: the number of values in the sum (``warmup="mean"``) or L       |
 
-Three choices are less obvious than they look:
+Three choices need a reason:
 
 - The ring has one slot more than the longest window. The new value is written first, and the value that leaves is
   read from the written ring. XLA on CPU then updates the ring in place; a read before the write makes it copy the
@@ -33,7 +33,7 @@ Reference: Mandt and Blei, *Smoothed Gradients for Stochastic Variational Infere
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -76,8 +76,10 @@ class MovingState(NamedTuple):
 
     @property
     def kind(self) -> "Moving":
-        """The kind of this state, with the capacity read off its shape; ``buffer`` has the dtype of the slots."""
-        return Moving(self.capacity)
+        """The kind of this state, with the capacity and the dtype of the slots read off the ring."""
+        dtypes = {_xla.value_dtype(leaf.dtype) for leaf in jax.tree.leaves(self.buffer)}
+        # Slots of several dtypes have those of the values, which is the default.
+        return Moving(self.capacity, dtypes.pop() if len(dtypes) == 1 else None)
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class Moving:
 
     @property
     def length(self) -> float:
-        """L where a caller names none: the capacity, or ∞ without slots."""
+        """L of a push that is given no length: the capacity, or ∞ without slots."""
         return self.capacity or math.inf
 
     def init(self, template: PyTree) -> MovingState:
@@ -169,8 +171,7 @@ class Moving:
 
         All runs have the same number of pushes, which has no axis, so that the write is one copy and not a scatter.
         """
-        axes: dict[str, Any] = dict.fromkeys(MovingState._fields, 0)
-        return MovingState(**axes | {"num_pushed": None})
+        return MovingState._make(None if name == "num_pushed" else 0 for name in MovingState._fields)
 
 
 def _push_everything(state, value):
@@ -182,7 +183,7 @@ def _push_everything(state, value):
 def _push_ring(state, value, length):
     capacity = state.capacity
     slots = capacity + 1
-    turns = min(_REBUILD_TURNS * slots, 2**31 - 1)  # int32, as t
+    pushes_per_rebuild = min(_REBUILD_TURNS * slots, 2**31 - 1)  # int32, as t
     t = state.num_pushed
     length, infinite = _integer_length(length, capacity)
 
@@ -199,7 +200,7 @@ def _push_ring(state, value, length):
     overwritten = (first > state.first) & (state.first < stored)
     fewer = t + 1 - first <= first - state.first
     recovered = (state.first <= state.nonfinite) & (state.nonfinite < first)
-    rebuild = overwritten | fewer | recovered | ((first >= stored) & (t % turns == 0))
+    rebuild = overwritten | fewer | recovered | ((first >= stored) & (t % pushes_per_rebuild == 0))
     total, residue = _update_sum(buffer, (), state.total, state.residue, _Move(t, state.first, first, rebuild))
     return _advance(state, value, buffer, first, total, residue)
 

@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +41,25 @@ from smoothgrad_jax.core.window import Moving, Window, WindowState
 from smoothgrad_jax.core.window_kind import check_number
 
 Record: TypeAlias = Callable[[Any, PyTree], PyTree]  # (state after the step, info) -> what to keep
+
+
+class RunState(Protocol):
+    """What a run needs of its state; :class:`SVIState` is one."""
+
+    @property
+    def params(self) -> PyTree:
+        """λ."""
+
+    @property
+    def window(self) -> WindowState:
+        """The statistics of the last steps and their mean."""
+
+    @property
+    def step(self) -> jax.Array:
+        """i, int32."""
+
+
+_State = TypeVar("_State", bound=RunState)
 
 
 class SVIState(NamedTuple):
@@ -61,9 +80,10 @@ def init(params: PyTree, window: Window | float | None = None, *, dtype: DTypeLi
     """Return the state before the first step.
 
     Args:
-      params: λ to start from, a pytree of positive arrays.
+      params: λ to start from, a pytree of floating arrays. Positive ones stay positive if the statistics do.
       window: The capacity of a moving window, the longest that will be used: memory for ``capacity + 1`` statistics is
-        allocated. 0 or ∞ averages everything and stores none. Or a window kind, for example ``Exponential()``.
+        allocated. 0 or ∞ averages everything and stores none. Or a window kind, for example ``Exponential()``, whose
+        length every step is given.
       dtype: dtype of the statistics that a moving window stores, for example ``jnp.bfloat16``.
 
     Returns:
@@ -74,7 +94,7 @@ def init(params: PyTree, window: Window | float | None = None, *, dtype: DTypeLi
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise ValueError(f"params{jax.tree_util.keystr(path)} must be floats, got {leaf.dtype}")
-    return SVIState(params, kind.init(params), jnp.zeros((), jnp.int32))
+    return SVIState(params, _window.init(params, kind), jnp.zeros((), jnp.int32))
 
 
 def vmap_axes(window: Window | float = math.inf) -> SVIState:
@@ -83,8 +103,7 @@ def vmap_axes(window: Window | float = math.inf) -> SVIState:
     Args:
       window: The window kind of the runs; for moving windows the axes do not depend on the capacity.
     """
-    no_axis: Any = None
-    return SVIState(params=0, window=_window.as_kind(window).vmap_axes(), step=no_axis)
+    return SVIState._make((0, _window.as_kind(window).vmap_axes(), None))  # params, window, step
 
 
 def global_step(
@@ -183,7 +202,34 @@ def run(
     Returns:
       ``(state, records)``; the records have a leading axis T.
     """
-    model = as_model(model, prior)
+    return run_steps(
+        as_model(model, prior),
+        state,
+        batches,
+        rho,
+        length,
+        warmup=warmup,
+        record=record,
+        update=update,
+        key=key,
+        donate=donate,
+    )
+
+
+def run_steps(
+    model: Model,
+    state: _State,
+    batches: PyTree,
+    rho: ArrayLike | Schedule | None,
+    length: ArrayLike | Schedule | None,
+    *,
+    warmup: Warmup,
+    record: Record | None,
+    update: Callable[..., _State],
+    key: PRNGKey | None,
+    donate: bool,
+) -> tuple[_State, PyTree]:
+    """Run as :func:`run` does, with a state of any class that ``update`` returns; it has the fields of a state."""
     check_key(model, key)
     if not hasattr(state, "window"):
         raise ValueError(f"expected a state, got {type(state).__name__}; init(params, capacity) makes one")

@@ -66,8 +66,18 @@ def init(template: PyTree, window: Window | float, *, dtype: DTypeLike | None = 
       window: A kind, or the capacity of a moving window: the longest one that will be used. 0 or ∞ is the mean of
         everything.
       dtype: Floating dtype of the slots of a moving window; see :class:`Moving`.
+
+    Raises:
+      OptionError: The kind has a length that its state does not keep, so that later pushes would not know it.
     """
-    return as_kind(window, dtype=dtype).init(template)
+    kind = as_kind(window, dtype=dtype)
+    state = kind.init(template)
+    if kind.length is not None and state.kind.length is None:
+        name = type(kind).__name__
+        raise OptionError(
+            "length", f"of {kind} is not kept in the state: start with {name}(), and give every step its length"
+        )
+    return state
 
 
 def push(

@@ -6,7 +6,7 @@ kind is one file with a kind and a state; :mod:`smoothgrad_jax.core.moving_windo
 :mod:`smoothgrad_jax.core.exponential_window` are two examples.
 """
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -30,14 +30,14 @@ class Window(Protocol):
 
     @property
     def length(self) -> float | Schedule | None:
-        """L where a caller names none; None if the kind has no default."""
+        """L of a push that is given no length; None if the kind has no default."""
 
     def init(self, template: PyTree) -> PyTree:
         """Return the empty state for values like ``template``."""
 
     def push(
         self, state: PyTree, value: PyTree, length: Numeric | None = None, *, warmup: Warmup = "mean"
-    ) -> tuple[PyTree, Any]:
+    ) -> tuple[PyTree, PyTree]:
         """Add a value; return the mean and the new state."""
 
     def mean(self, state: PyTree, length: Numeric | None = None, *, warmup: Warmup = "mean") -> PyTree:
@@ -51,7 +51,7 @@ class Window(Protocol):
 
 
 def check_number(option: str, value: ArrayLike) -> np.ndarray:
-    """Return a number, or several, as an array of floats; refuse what is no number, such as ``"10"``.
+    """Return a number, or several, as an array of floats; raise an error for other values, such as ``"10"``.
 
     Args:
       option: Name of the option, for the error.
@@ -92,7 +92,7 @@ def check_lengths(lengths: ArrayLike | Schedule, capacity: int | None = None) ->
 def check_warmup(warmup: str) -> None:
     """Raise an error unless ``warmup`` is one of its two values."""
     if warmup not in ("mean", "zeros"):
-        raise OptionError("warmup", f"must be 'mean' or 'zeros', got {warmup!r}")
+        raise OptionError("warmup", f'must be "mean" or "zeros", got {warmup!r}')
 
 
 def as_arrays(tree: PyTree) -> PyTree:
@@ -114,8 +114,8 @@ def sum_dtype(dtype: np.dtype) -> np.dtype:
 
 def check_value(template: PyTree, value: PyTree) -> None:
     """Raise an error unless a value has the structure and the shapes that a state was made for."""
-    known: Any = jax.tree.structure(template)
-    given: Any = jax.tree.structure(value)
+    known: object = jax.tree.structure(template)
+    given: object = jax.tree.structure(value)
     if known != given:
         raise ValueError(f"the window was made for values like {known}, got {given}")
     pairs = zip(jax.tree_util.tree_leaves_with_path(template), jax.tree.leaves(value), strict=True)

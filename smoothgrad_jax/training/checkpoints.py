@@ -91,6 +91,8 @@ class Checkpoints:
         if last:
             check_same(last.settings, settings)
         training = fit(corpus, model, last.state if last else lam, steps=1000 - (last.step if last else 0), key=key)
+        if last:
+            check_sampler(last.sampler, training.sampler)
         for progress in training:
             checkpoints.write(training, settings)
     """
@@ -220,6 +222,26 @@ def check_same(stored: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     changed = [f"{name} was {then}, now {now}" for name, (then, now) in pairs.items() if then != now]
     if changed:
         raise LoadError(f"this checkpoint is of another run: {'; '.join(changed)}")
+
+
+def check_sampler(stored: Mapping[str, Any] | None, current: Sampler | None) -> None:
+    """Check that a run draws the documents that the run of its checkpoint would have drawn next.
+
+    Call it before the first step of the run that continues; until then the checkpoint's state is unchanged.
+
+    Args:
+      stored: :attr:`Checkpoint.sampler`.
+      current: :attr:`smoothgrad_jax.Training.sampler` of this run.
+
+    Raises:
+      LoadError: The key, the number of documents, the batch size or the replacement differs, or documents are drawn in
+        one of the runs only. The message names each difference.
+    """
+    if (stored is None) != (current is None):
+        was, now = ("supplied by the caller", "drawn from a corpus")[:: 1 if stored is None else -1]
+        raise LoadError(f"this checkpoint is of another run: its minibatches were {was}, now they are {now}")
+    if stored is not None and current is not None:
+        check_same(stored, current._asdict())
 
 
 def fingerprint(corpus: Corpus) -> str:

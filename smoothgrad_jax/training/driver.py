@@ -11,12 +11,13 @@ so that the state always belongs to a whole number of steps. A run continues fro
 depends only on the key and the step number.
 """
 
+import contextlib
 import itertools
 import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
 import jax
@@ -97,7 +98,8 @@ def fit(
 
     Args:
       data: For a model of documents, a :class:`smoothgrad_jax.Corpus` or anything :func:`smoothgrad_jax.pack` takes.
-        For any model, an iterable of batches, which is iterated in a thread and ends the run when it ends.
+        For any model, an iterable of batches, which is iterated in a thread and ends the run when it ends; an array is
+        such an iterable, along its first axis: one batch per entry.
       model: A model such as :class:`smoothgrad_jax.LDA`; or a function ``(params, batch) -> (statistics, info)``
         together with ``prior``.
       params: Parameters to start from. Or the ``state`` of an earlier run, to continue it with the same model, window,
@@ -111,16 +113,17 @@ def fit(
       rho: ρ: a number in [0, 1] or a schedule of the step number. By default (τ + t)^−0.7, where τ is the number of
         minibatches per pass, at most 64; 10 for batches that you supply.
       passes, steps, seconds: Limits; the first one that is reached ends the run. By default one pass. They count from
-        here: a run that continues gets what is left.
+        this call on, also for a run that continues from a state: give it what is left.
       batch_size: B, for a corpus; by default D/32, at least 32 and at most 256.
-      key: Random key. It decides which documents are drawn, and what a model samples. Batches that you supply need a
-        key only for a model that samples.
+      key: Random key. It decides which documents are drawn, which tokens are held out, and what a model samples.
+        Batches that you supply need a key only for a model that samples; otherwise it is accepted, and has no effect
+        on training.
       replace: Whether to draw documents with replacement, as in the paper, instead of in shuffled passes.
       documents: Numbers of the documents of the corpus to learn from; by default all.
       held_out: Data to score, in the form that the model's ``split_held_out`` takes. For LDA: documents, or a pair
         ``(observed, held_out)`` from :func:`smoothgrad_jax.split_documents`.
-      score_every: Score after every so many steps, and at the end; by default only at the end.
-      report_every: Report after every so many steps; by default four times per second.
+      score_every: Number of steps between two scores; a last score follows at the end. By default only that one.
+      report_every: Number of steps between two reports; by default there are four reports per second.
       prior: η, for a model that is a function.
       threads: Number of threads, for row-sparse models; by default one per core, up to 8, and fewer for small
         minibatches.
@@ -138,6 +141,8 @@ def fit(
     source = open_minibatches(data, model, batch_size, key, replace, documents)
     options = EngineOptions(window, warmup, slots, threads, key, source.num_words, source.entries_per_batch)
     _check_count("threads", threads)
+    if score_every is not None and held_out is None:
+        raise OptionError("score_every", "has no effect without held_out")
     engine = choose_engine(model, params, options)
     return Training(
         source,
@@ -202,6 +207,8 @@ class Training:
         except BaseException as error:
             # Any interruption, Ctrl-C or another signal, lets the step in progress end, so that the state is complete.
             self._stop.set()
+            if advance is not None:
+                _wait_for(advance)
             failure = advance.exception() if advance else None
             if failure is not None or not isinstance(error, KeyboardInterrupt):
                 self.close()
@@ -334,7 +341,14 @@ class Training:
         return min(fractions)
 
 
-def _limits(source: Minibatches, passes: Any, steps: Any, seconds: Any) -> Limits:
+def _wait_for(future: Future[Progress | None]) -> None:
+    """Wait until a step has ended; a second Ctrl-C must not return while the step changes the state."""
+    while not future.done():
+        with contextlib.suppress(BaseException):
+            wait([future])
+
+
+def _limits(source: Minibatches, passes: float | None, steps: float | None, seconds: float | None) -> Limits:
     for name, value in (("passes", passes), ("steps", steps), ("seconds", seconds)):
         if value is not None and (not isinstance(value, int | float | np.number) or isinstance(value, bool)):
             raise OptionError(name, f"must be a number, got {value!r}")
@@ -345,17 +359,19 @@ def _limits(source: Minibatches, passes: Any, steps: Any, seconds: Any) -> Limit
     if passes is None and steps is None and seconds is None and source.sampler is not None:
         passes = 1
     if passes is not None and passes != math.inf and not source.num_docs > 0:
-        raise OptionError("passes", "need the number of documents, which your batches do not tell: give steps")
+        raise OptionError(
+            "passes", "need the number of documents, which is not known for batches that you supply: give steps"
+        )
     return Limits(*(None if value == math.inf else value for value in (passes, steps, seconds)))
 
 
-def _check_count(name: str, value: Any) -> Any:
+def _check_count(name: str, value: int | None) -> int | None:
     if value is not None and (not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1):
         raise OptionError(name, f"must be a whole number of at least 1, got {value}")
     return value
 
 
-def _prepare_held_out(model: Model, held_out: PyTree, key: PRNGKey | None, engine: Engine) -> Any:
+def _prepare_held_out(model: Model, held_out: PyTree, key: PRNGKey | None, engine: Engine) -> PyTree:
     if held_out is None:
         return None
     if not isinstance(model, ScoringModel):
@@ -377,7 +393,9 @@ def _window_lengths(window: WindowSpec, first: int, engine: Engine) -> Iterator[
     )
 
 
-def _schedule_values(name: str, value: float | Schedule, first: int, check: Callable[[Any], None]) -> Iterator[float]:
+def _schedule_values(
+    name: str, value: float | Schedule, first: int, check: Callable[[ArrayLike], None]
+) -> Iterator[float]:
     """Iterate over the values of a schedule from a step on, checked.
 
     The values are computed many at a time, because each computation alone costs a dispatch.

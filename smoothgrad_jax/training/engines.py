@@ -24,8 +24,8 @@ from smoothgrad_jax.core import _xla, adaptive, svi
 from smoothgrad_jax.core._threads import num_threads
 from smoothgrad_jax.core.adaptive import Adaptive
 from smoothgrad_jax.core.errors import OptionError
-from smoothgrad_jax.core.model import Model
-from smoothgrad_jax.core.row_sparse.kernel import RowSparseModel
+from smoothgrad_jax.core.model import Model, check_key, checked, uses_key
+from smoothgrad_jax.core.row_sparse.kernel import RowBatch, RowSparseModel
 from smoothgrad_jax.core.row_sparse.state import (
     RowSparseState,
     Workspace,
@@ -35,7 +35,8 @@ from smoothgrad_jax.core.row_sparse.state import (
 )
 from smoothgrad_jax.core.row_sparse.step import RowInfo, StepOptions, flush, read_rows, restart, step
 from smoothgrad_jax.core.types import ArrayLike, PRNGKey, PyTree, Schedule, Warmup
-from smoothgrad_jax.core.window import Moving, MovingState, Window, check_lengths
+from smoothgrad_jax.core.window import Exponential, Moving, MovingState, Window, check_lengths
+from smoothgrad_jax.core.window_kind import check_warmup
 
 WindowSpec = float | Schedule | Adaptive | Window
 
@@ -47,7 +48,10 @@ _STEPS_IN_PROGRESS = 3  # steps started before the first of them has ended: star
 
 
 class NotFiniteError(ArithmeticError):
-    """A step computed statistics that are not finite; the parameters before the step remain, with an empty window."""
+    """A step computed statistics that are not finite; the parameters before the step remain, with an empty window.
+
+    Also raised by the row-sparse engine if the statistics of the rows are negative.
+    """
 
 
 class EngineOptions(NamedTuple):
@@ -142,8 +146,7 @@ def choose_engine(model: Model, start: PyTree, options: EngineOptions) -> Engine
       start: Parameters, or the state of an earlier run on the same engine.
       options: See :class:`EngineOptions`.
     """
-    if options.warmup not in ("mean", "zeros"):
-        raise OptionError("warmup", f'must be "mean" or "zeros", got {options.warmup!r}')
+    check_warmup(options.warmup)
     options = _without_moving(options)
     window = options.window
     if isinstance(window, Adaptive):
@@ -155,6 +158,8 @@ def choose_engine(model: Model, start: PyTree, options: EngineOptions) -> Engine
     elif not isinstance(window, Window) and not callable(window):
         with _option_names():
             check_lengths(window)
+        if options.slots is not None and window == math.inf:
+            raise OptionError("slots", "has no effect with window=∞, which stores no statistics: leave it out")
     _slot_dtype(options.slots)
     is_row_sparse = isinstance(model, RowSparseModel) and not isinstance(window, Window)
     if isinstance(start, svi.SVIState | DenseAdaptiveState if is_row_sparse else RowSparseState):
@@ -196,16 +201,15 @@ class RowSparseEngine:
         slots = _slot_dtype(options.slots)
         if isinstance(start, RowSparseState):
             self._state = _check_resumable(start, options, slots)
-            model = _checked(model, self._template(model), options.num_words)
+            model = checked(model, self._template(model), options.num_words)
         else:
             start = jax.tree.map(np.asarray, start)
-            model = _checked(model, start, options.num_words)
+            model = checked(model, start, options.num_words)
             self._state = _init_rows(model, start, options)
         self._model = model
         self._slots = slots or self._state.slot_dtype or self._state.dtype
-        self._warmup = options.warmup
+        self._warmup, self._run_key = options.warmup, options.key
         self._set_hyperparameters(model)
-        self._key = options.key if getattr(model, "uses_key", False) else None
         self._pool = ThreadPoolExecutor(len(self._state.partitions), thread_name_prefix="rows")
         self._workspace = Workspace()
         self._infos: deque[RowInfo] = deque()
@@ -217,6 +221,7 @@ class RowSparseEngine:
         self._prior = partition_prior(prior, self._state)
         self._kernel = model.row_kernel(self._state.num_columns, self._state.dtype)
         self._options = StepOptions(self._warmup, self._slots, rest_prior)
+        self._key = _key_for(model, self._run_key)
         self._model = model
 
     def _template(self, model: RowSparseModel) -> PyTree:
@@ -234,7 +239,7 @@ class RowSparseEngine:
         """Shapes and dtypes of the parameters."""
         return self._template(self._model)
 
-    def prepare(self, batch: PyTree) -> PreparedBatch:
+    def prepare(self, batch: RowBatch) -> PreparedBatch:
         """Partition a minibatch among the threads."""
         if batch.num_words > self._state.num_words:
             raise ValueError(f"the documents have {batch.num_words} words, but λ has {self._state.num_words} rows")
@@ -279,7 +284,7 @@ class RowSparseEngine:
             if not info.is_finite:
                 self._infos.clear()
                 self._state = restart(self._state, info, self._prior, self._slots)
-                raise _not_finite(self.step)
+                raise _negative(self.step, self._model) if info.is_negative else _not_finite(self.step)
 
     def wait(self) -> None:
         """Wait until no step is in progress."""
@@ -301,12 +306,13 @@ class RowSparseEngine:
         """Use other hyperparameters; in O(V) if the prior of the rows changes."""
         if not isinstance(model, RowSparseModel):
             raise ValueError(f"expected a {type(self._model).__name__}, got {type(model).__name__}")
-        checked: RowSparseModel = _checked(model, self.template, None)
+        checked_model = checked(model, self.template, None)
+        check_key(checked_model, self._run_key)
         previous = self._prior
-        if not all(map(np.array_equal, partition_prior(checked.row_prior()[0], self._state).eta, previous.eta)):
+        if not all(map(np.array_equal, partition_prior(checked_model.row_prior()[0], self._state).eta, previous.eta)):
             # The steps that a row has skipped were under the old prior.
             self._state = flush(self.state(), self._kernel, previous, self._workspace, self._slots, self._pool)
-        self._set_hyperparameters(checked)
+        self._set_hyperparameters(checked_model)
 
 
 class DenseEngine:
@@ -320,17 +326,17 @@ class DenseEngine:
         if isinstance(start, svi.SVIState | DenseAdaptiveState):
             self._state = start.state if isinstance(start, DenseAdaptiveState) else start
             _check_not_donated(self._state.params)
-            model = _checked(model, self._state.params, options.num_words)
+            model = checked(model, self._state.params, options.num_words)
         else:
             start = jax.tree.map(np.asarray, start)
-            model = _checked(model, start, options.num_words)
+            model = checked(model, start, options.num_words)
             self._state = svi.init(start, _dense_kind(options))
             if isinstance(window, Adaptive):
                 self._rule = adaptive.init_delayed(window, jax.eval_shape(adaptive.sketch, self._state.params))
         _check_rule(self._rule, window)
         _check_window(self._state.window, options)
-        self._model, self._warmup = model, options.warmup
-        self._key = options.key if getattr(model, "uses_key", False) else None
+        self._model, self._warmup, self._run_key = model, options.warmup, options.key
+        self._key = _key_for(model, options.key)
         if isinstance(window, Adaptive):
             self.check_lengths(window.longest)
         self.length: float | None = None
@@ -359,6 +365,7 @@ class DenseEngine:
         key = None if self._key is None else jax.random.fold_in(self._key, self.step)
         stats, is_finite = _local_step(self._model, self._state.params, batch, key)
         if not is_finite:
+            self._restart()
             raise _not_finite(self.step)
         self.length = length
         if self._rule is not None:
@@ -368,6 +375,12 @@ class DenseEngine:
         self._state = svi.global_step(
             self._state, stats, self._model.prior, rho, length, warmup=self._warmup, donate=True
         )
+
+    def _restart(self) -> None:
+        """Empty the window, and start the rule that chooses its length again; the parameters and the step remain."""
+        params, window, step = self._state
+        self._state = svi.init(params, window.kind)._replace(step=step)
+        self._rule = None if self._rule is None else adaptive.restart(self._rule)
 
     def wait(self) -> None:
         """Wait until the last step has ended."""
@@ -385,7 +398,9 @@ class DenseEngine:
 
     def set_model(self, model: Model) -> None:
         """Use other hyperparameters."""
-        self._model = _checked(model, self._state.params, None)
+        checked_model = checked(model, self._state.params, None)
+        check_key(checked_model, self._run_key)
+        self._model, self._key = checked_model, _key_for(checked_model, self._run_key)
 
 
 @jax.jit
@@ -401,9 +416,9 @@ def _local_step(model, params, batch, key):
 _sketch = jax.jit(adaptive.sketch)
 
 
-def _checked(model, params, num_words):
-    """Return the model in the dtype of the parameters, if it can check them."""
-    return model.check(params, num_words) if hasattr(model, "check") else model
+def _key_for(model, key):
+    """Return the key of the run for a model that samples; another program is compiled without a key."""
+    return key if uses_key(model) else None
 
 
 def _init_rows(model, params, options):
@@ -434,7 +449,8 @@ def _dense_kind(options):
     if isinstance(window, Window):
         if options.slots is not None:
             raise OptionError("slots", f"has no effect with the window {window}")
-        return window
+        # The run gives every step its length; the state of an exponential window keeps none.
+        return Exponential() if isinstance(window, Exponential) else window
     longest = window.longest if isinstance(window, Adaptive) else float(window(0) if callable(window) else window)
     return Moving(longest, dtype=_slot_dtype(options.slots))
 
@@ -486,6 +502,8 @@ def _slot_dtype(slots):
         dtype = None
     if dtype is None or dtype.name not in _SLOT_DTYPES:
         raise OptionError("slots", f"must be one of {', '.join(_SLOT_DTYPES)}; got {slots}")
+    if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        raise OptionError("slots", f"must be at most float32 here: {slots} needs jax.enable_x64(True)")
     return dtype
 
 
@@ -497,6 +515,14 @@ def _not_finite(step):
     return NotFiniteError(
         f"step {step}: the statistics are not finite. The parameters before this step are kept in .params. Look for "
         "parameters or counts of extreme size, or use a smaller step size"
+    )
+
+
+def _negative(step, model):
+    return NotFiniteError(
+        f"step {step}: {type(model).__name__} returned negative statistics of rows, and the row-sparse engine needs "
+        "statistics of at least 0. The parameters before this step are kept in .params. Keep such statistics in dense "
+        "leaves, or leave row_kernel out, so that the model runs on the dense engine"
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smoothgrad_jax.core.errors import OptionError
-from smoothgrad_jax.core.model import Model
+from smoothgrad_jax.core.model import Model, data_size, uses_documents
 from smoothgrad_jax.core.types import ArrayLike, PRNGKey, PyTree
 from smoothgrad_jax.data.batches import Batch, check_rows
 from smoothgrad_jax.data.corpus import Corpus
@@ -70,7 +70,7 @@ def open_minibatches(
     """Return the source of minibatches for the data of :func:`smoothgrad_jax.fit`."""
     if not isinstance(replace, bool | np.bool_):
         raise OptionError("replace", f"must be True or False, got {replace!r}")
-    if not isinstance(data, Corpus) and (_are_batches(data) or not getattr(model, "uses_documents", False)):
+    if not isinstance(data, Corpus) and (_are_batches(data) or not uses_documents(model)):
         return _supplied(data, model, batch_size, replace, documents)
     corpus = Corpus.of(data)
     if key is None:
@@ -101,8 +101,7 @@ def _supplied(data, model, batch_size, replace, documents):
             raise OptionError(option, "has no effect on batches that you supply; it selects documents of a corpus")
     if not isinstance(data, Iterable):
         raise ValueError(f"expected an iterable of batches, got {type(data).__name__}")
-    num_docs = float(getattr(model, "num_docs", math.nan))
-    return Minibatches(num_docs, None, math.inf, lambda _: iter(data), None)
+    return Minibatches(data_size(model), None, math.inf, lambda _: iter(data), None)
 
 
 def _are_batches(data):

@@ -45,7 +45,7 @@ Json: TypeAlias = Any  # None, bool, int, float, str, and lists and dictionaries
 _NAMES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128"
 _DTYPES = {name: np.dtype(name) for name in _NAMES.split()} | {"bfloat16": np.dtype(jnp.bfloat16)}
 _LEAF = re.compile(r"(\w+) (\w+)\[((?:\d{1,18}(?:,\d{1,18})*)?)\]")
-_CLASS = re.compile(r"(smoothgrad_jax\.(?:core|models|training)(?:\.[a-z_]+)+)\.([A-Za-z]+)")
+_CLASS = re.compile(r"(smoothgrad_jax\.(?:core|models|training)(?:\.[a-z_][a-z0-9_]*)+)\.([A-Za-z][A-Za-z0-9]*)")
 _A_LEAF = jax.tree.structure(0)
 
 

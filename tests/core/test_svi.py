@@ -33,6 +33,7 @@ from smoothgrad_jax import (
     window_mean,
 )
 from smoothgrad_jax.core import svi
+from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.model import FunctionModel
 
 V, K, D, B, STEPS = 30, 4, 60, 5, 200
@@ -343,6 +344,8 @@ def test_bad_arguments_are_named(lam):
         init(lam)
     with pytest.raises(ValueError, match="dtype belongs to the window kind"):
         init(lam, Exponential(), dtype=jnp.bfloat16)
+    with pytest.raises(OptionError, match=r"length of Exponential\(length=10\) is not kept in the state: start with"):
+        init(lam, Exponential(10))
     with pytest.raises(ValueError, match=r"params\['a'\] must be floats, got int32"):
         init({"a": jnp.array([3, 9])}, 2)
 

@@ -244,7 +244,7 @@ def test_bad_arguments_are_named():
         jax.jit(optax.inject_hyperparams(smoothed_svi)(length=3, prior=0.1, learning_rate=0.1).init)(PARAMS)
     with pytest.raises(ValueError, match="belong to the window kind"):
         window_mean(Exponential(3), capacity=3)
-    with pytest.raises(ValueError, match="'mean' or 'zeros'"):
+    with pytest.raises(ValueError, match='"mean" or "zeros"'):
         window_mean(3, warmup="none")
     with pytest.raises(ValueError, match="capacity 2"):
         window_mean(3, capacity=2)

@@ -78,6 +78,16 @@ def test_default_length_is_the_capacity():
     assert state.capacity == 2
 
 
+@pytest.mark.parametrize("template", [jnp.zeros(2), {"a": jnp.zeros(2), "b": jnp.zeros((), jnp.bfloat16)}])
+@pytest.mark.parametrize("dtype", [None, jnp.bfloat16, jnp.float32])
+def test_the_kind_of_a_state_makes_the_same_state(template, dtype):
+    state = window.init(template, Moving(3, dtype))
+    again = state.kind.init(template)
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), again) == jax.tree.map(
+        lambda leaf: (leaf.shape, leaf.dtype), state
+    )
+
+
 @pytest.mark.parametrize("capacity", [0, math.inf])
 def test_without_a_ring_it_is_the_mean_of_everything(capacity, rng):
     state = window.init(jnp.zeros(4), capacity)
@@ -256,7 +266,7 @@ def test_other_errors():
         window.push(state, jnp.zeros(2))
     with pytest.raises(ValueError, match="made for values like"):
         window.push(state, (jnp.zeros(3),))
-    with pytest.raises(ValueError, match="'mean' or 'zeros'"):
+    with pytest.raises(ValueError, match='"mean" or "zeros"'):
         window.push(state, jnp.zeros(3), warmup="none")
     with pytest.raises(ValueError, match="the capacity is 0"):
         window.push(window.init(0.0, 0), 1.0, 5)

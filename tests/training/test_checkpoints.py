@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 from disk import Disk, Killed
 
-from smoothgrad_jax import LDA, Corpus, Exponential, fit, init_topics, phase_out, robbins_monro
+from smoothgrad_jax import LDA, Corpus, Exponential, fit, init_topics, pack, phase_out, robbins_monro
 from smoothgrad_jax.core.row_sparse.state import END, RowSparseState, init_rows
 from smoothgrad_jax.data import durable_files
 from smoothgrad_jax.data.durable_files import LoadError, SaveError
 from smoothgrad_jax.training import driver
-from smoothgrad_jax.training.checkpoints import Checkpoints, _read_checkpoint, check_same, fingerprint
+from smoothgrad_jax.training.checkpoints import Checkpoints, _read_checkpoint, check_same, check_sampler, fingerprint
 
 V, K, D, B = 80, 4, 120, 10
 KEY = jax.random.key(5)
@@ -71,6 +71,34 @@ def small_run(step, dtype=np.float32):
     """A run with a small state, a different one for every step."""
     state = init_rows(np.random.default_rng(step).random((5, 2)).astype(dtype) + 0.1, 2)
     return SimpleNamespace(state=state._replace(step=np.asarray(step)), step=step, sampler=None)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({}, None),
+        ({"key": jax.random.key(6)}, r"seed was \[0, 5\], now \[0, 6\]"),
+        ({"batch_size": 2 * B}, "batch_size was 10, now 20"),
+        ({"replace": True}, "replace was false, now true"),
+        ({"documents": np.arange(D - 1)}, "num_docs was 120, now 119"),
+    ],
+)
+def test_a_run_that_would_draw_other_documents_is_another_run(X, tmp_path, change, message):
+    model, options = LDA(0.3, 0.2, D), {"batch_size": B, "key": KEY, "steps": 2, "threads": 1}
+    Checkpoints(tmp_path).write(fit(X, model, init_topics(jax.random.key(0), V, K), **options).finish())
+    last = Checkpoints(tmp_path).latest()
+    training = fit(X, model, last.state, **options | change)
+    if message is None:
+        check_sampler(last.sampler, training.sampler)
+        return
+    with pytest.raises(LoadError, match=message):
+        check_sampler(last.sampler, training.sampler)
+    supplied = fit([pack(X[:B])], model, last.state, threads=1)
+    with pytest.raises(LoadError, match="minibatches were drawn from a corpus, now they are supplied by the caller"):
+        check_sampler(last.sampler, supplied.sampler)
+    with pytest.raises(LoadError, match="minibatches were supplied by the caller, now they are drawn from a corpus"):
+        check_sampler(None, training.sampler)
+    check_sampler(None, supplied.sampler)
 
 
 WINDOWS = {

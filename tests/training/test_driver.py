@@ -2,9 +2,11 @@
 
 import itertools
 import math
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -36,6 +38,12 @@ from smoothgrad_jax import (
 
 V, K, D, B = 80, 4, 120, 10
 KEY = jax.random.key(5)
+
+
+class DenseLDA(LDA):
+    """LDA on the dense engine."""
+
+    row_kernel = None
 
 
 @pytest.fixture(name="X")
@@ -107,8 +115,10 @@ def test_held_out_score(X, lam):
     assert [step for step, _ in scores] == [4, 6]
     assert scores[-1][1] == pytest.approx(float(log_predictive(model, training.params, *halves)), rel=1e-6)
     assert scores[0][1] != scores[1][1]
+    # Documents that are not split yet are split by a key that follows from that of the run.
     *_, last = fit(train, model, lam, steps=6, batch_size=B, key=KEY, held_out=unseen)
-    assert last.score < 0
+    halves = split_documents(unseen, jax.random.fold_in(KEY, 1))
+    assert last.score == pytest.approx(float(log_predictive(model, training.params, *halves)), rel=1e-6)
 
 
 def test_supplied_batches(X, lam):
@@ -220,7 +230,7 @@ def test_default_step_sizes_depend_on_the_number_of_minibatches_per_pass(X, lam)
 
 
 INTERRUPTED = """
-import signal
+import signal, threading, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # the parent may ignore SIGINT
 import jax, numpy as np
 from smoothgrad_jax import LDA, fit, init_topics
@@ -228,12 +238,17 @@ X = np.random.default_rng(0).poisson(0.3, (200, 80))
 lam, model = init_topics(jax.random.key(0), 80, 4), LDA(0.3, 0.2, 200)
 options = {"batch_size": 10, "key": jax.random.key(5), "threads": 2}
 training = fit(X, model, lam, steps=10**6, report_every=10**6, **options)
-print("ready", flush=True)
+assert next(fit(X, model, lam, steps=1, **options)).step == 1  # compile
+def interrupt_after_some_steps():
+    while training.step < 20:
+        time.sleep(0.001)
+    print("ready", flush=True)
+threading.Thread(target=interrupt_after_some_steps, daemon=True).start()
 try:
     next(training)
 except KeyboardInterrupt:
     done = training.step
-assert 0 < done < 10**6
+assert 20 <= done < 10**6
 np.testing.assert_array_equal(training.params, fit(X, model, lam, steps=done, **options).finish().params)
 more = fit(X, model, training.state, steps=3, **options).finish()
 np.testing.assert_array_equal(more.params, fit(X, model, lam, steps=done + 3, **options).finish().params)
@@ -248,12 +263,41 @@ def test_an_interrupt_leaves_a_complete_state():
     with subprocess.Popen([sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, text=True, cwd=root) as child:
         try:
             assert child.stdout.readline() == "ready\n"
-            time.sleep(5)
             child.send_signal(signal.SIGINT)
             out, _ = child.communicate(timeout=90)
         finally:
             child.kill()
     assert out == "complete\n"
+
+
+def test_a_second_interrupt_waits_for_the_step_too():
+    begin, ended = threading.Event(), threading.Event()
+
+    def batches():
+        yield np.ones(2, np.float32)
+        begin.wait(30)
+        for _ in range(2):
+            time.sleep(0.2)
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+        ended.set()
+        yield np.ones(2, np.float32)
+
+    def count(params, batch):
+        return params * 0 + batch.sum(), None
+
+    training = fit(batches(), count, np.ones(3, np.float32), prior=1.0, window=1, report_every=1)
+    assert next(training).step == 1
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        begin.set()
+        with pytest.raises(KeyboardInterrupt):
+            next(training)
+        assert ended.is_set()
+        assert training.step == 2
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert list(training) == []
 
 
 @pytest.mark.parametrize("every", [1, 100])
@@ -325,6 +369,13 @@ def test_a_bad_document_is_named_and_the_topics_stay(X, lam, tmp_path):
         ({"held_out": np.ones((2, V + 1))}, "held-out documents have 81 words, but λ has 80 rows"),
         ({"held_out": (np.ones((2, V)), np.ones((3, V)))}, "2 documents are observed, but 3 are held out"),
         ({"slots": "float16"}, "slots must be one of float32, float64, bfloat16, uint8"),
+        ({"slots": "float64"}, r"slots must be at most float32 here: float64 needs jax.enable_x64\(True\)"),
+        ({"slots": "bfloat16", "window": math.inf}, "slots has no effect with window=∞"),
+        (
+            {"slots": "bfloat16", "window": math.inf, "model": DenseLDA(0.3, 0.2, D)},
+            "slots has no effect with window=∞",
+        ),
+        ({"score_every": 3}, "score_every has no effect without held_out"),
         ({"data": pack(np.eye(3, V))}, "expected many batches, got one"),
     ],
 )

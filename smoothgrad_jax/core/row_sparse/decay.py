@@ -54,7 +54,7 @@ def factors(clocks: Array, clock: Array) -> tuple[Array, Array, Array]:
 
 
 def combine(factors: tuple[Any, Any, Any], lam: Array, eta: Numeric, total: Array) -> Array:
-    """Return P λ + (1 − P) η + Q Σ; a window sum that rounding left below 0 counts as 0."""
+    """Return P λ + (1 − P) η + Q Σ; a window sum that rounding left below 0 counts as 0, as no value is negative."""
     P, lost, Q = factors
     return P * lam + lost * eta + Q * lam.__array_namespace__().maximum(total, 0)
 

@@ -31,8 +31,9 @@ class KernelResult(NamedTuple):
     """What a kernel computes for a range of documents.
 
     Attributes:
-      sums: [S · U, W], statistics per word of the minibatch, not scaled to the corpus; the first C columns count.
-      total: [C], the sum of ``sums`` over words.
+      sums: [S · U, W], statistics per word of the minibatch, not scaled to the corpus; the first C columns count. They
+        must not be negative: a window sum below 0 counts as 0, because only rounding can have left it there.
+      total: [C], the sum of ``sums`` over words. −∞ says that statistics are negative, and stops the run.
       rest: Statistics of the dense leaves from these documents, scaled to the corpus: the sum over the ranges of
         all threads is that of the minibatch. None if the model has none.
       info: Anything for the reader, a pytree of arrays.
@@ -54,10 +55,18 @@ class RowBatch(Protocol):
       offsets: [B + 1]; document d has the entries offsets[d] … offsets[d + 1] − 1.
     """
 
-    vocabulary: Any
-    num_used: Any
-    words: Any
-    offsets: Any
+    @property
+    def vocabulary(self) -> np.ndarray: ...
+    @property
+    def num_used(self) -> np.ndarray: ...
+    @property
+    def words(self) -> np.ndarray: ...
+    @property
+    def offsets(self) -> np.ndarray: ...
+
+    @property
+    def num_words(self) -> int:
+        """V, the number of rows of λ that the documents need at least."""
 
     @property
     def size(self) -> int:
@@ -92,7 +101,7 @@ class RowKernel(Protocol):
         rest: PyTree,
         batch: PyTree,
         bounds: tuple[Numeric, Numeric],
-        memory: Array,
+        scratch: Array,
         key: PRNGKey | None,
     ) -> KernelResult:
         """Fit the local variables of the documents bounds[0] … bounds[1] − 1.
@@ -103,7 +112,7 @@ class RowKernel(Protocol):
           rest: The dense leaves of the parameters.
           batch: The minibatch.
           bounds: First document, and last document plus one.
-          memory: An array [S · U, W] that the kernel may overwrite for its result.
+          scratch: An array [S · U, W] that the kernel may overwrite for its result.
           key: A random key of this step, for a model that samples; else None. All threads of a step get the same key.
             A kernel derives the randomness of a document from the key and the number of the document, so that the
             documents of two threads are independent and the result does not depend on the number of threads.
@@ -112,7 +121,10 @@ class RowKernel(Protocol):
 
 @runtime_checkable
 class RowSparseModel(Model, Protocol):
-    """A model whose statistics touch few rows of a parameter matrix."""
+    """A model whose statistics touch few rows of a parameter matrix, and are not negative in these rows.
+
+    Statistics that may be negative, for example those of a Gaussian, belong to the dense leaves.
+    """
 
     def split_rows(self, params: PyTree) -> tuple[Array, PyTree]:
         """Split parameters into the matrix λ [V, C] and the dense leaves (None if there are none)."""
@@ -137,8 +149,8 @@ class GatheredKernel:
     Args:
       model: The model, a pytree, which is passed on to the function.
       function: ``(model, rows [U, C], totals [C], rest, batch, key) -> (statistics [U, C], rest statistics, info)``.
-        Entries of ``batch.words`` are positions in ``rows``. Row statistics are not scaled to the corpus, rest
-        statistics are.
+        Entries of ``batch.words`` are positions in ``rows``. Row statistics are not negative and not scaled to the
+        corpus, rest statistics are scaled. A column of row statistics with a negative sum stops the run.
       num_columns: C.
       num_docs: D, the number of documents in the corpus.
     """
@@ -172,13 +184,14 @@ class GatheredKernel:
         rest: PyTree,
         batch: PyTree,
         bounds: tuple[Numeric, Numeric],
-        memory: Array,
+        scratch: Array,
         key: PRNGKey | None,
     ) -> KernelResult:
-        """Call the function on all documents."""
-        del bounds, memory
+        """Call the function on all documents; one thread has all of them."""
+        del bounds, scratch
         sums, rest_stats, info = self._function(self._model, jnp.concatenate(features), totals[0], rest, batch, key)
-        return KernelResult(sums, sums.sum(0), rest_stats, info)
+        total = sums.sum(0)
+        return KernelResult(sums, jnp.where((total < 0).any(), -jnp.inf, total), rest_stats, info)
 
     def tree_flatten(self) -> tuple[tuple[PyTree, Any], tuple[RowLocalStep, int]]:
         return (self._model, self._num_docs), (self._function, self._num_columns)

@@ -145,7 +145,7 @@ class Workspace:
 
     def reserve(self, num_entering: int, num_used: int, state: RowSparseState, width: int, dtype: DTypeLike) -> None:
         """Allocate memory for this many rows that enter and are used per partition, unless it is there."""
-        if self._slots and len(self._slots[0][0]) == num_entering and len(self._features[0]) == num_used:
+        if self._slots and len(self._slots[0][0]) == num_entering and self._features[0].shape == (num_used, width):
             return
         num_partitions = len(state.partitions)
         self._slots = tuple(slots.empty(num_entering, state.num_columns, dtype) for _ in range(num_partitions))

@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from smoothgrad_jax.core import adaptive, svi
@@ -58,7 +59,7 @@ class RowInfo(NamedTuple):
       clock: (A, C) before this step.
       length: L.
       scale: D/B.
-      totals: For each thread the sum of its statistics [C].
+      totals: For each thread the sum of its row statistics [C]; NaN if its statistics of dense leaves were not finite.
       details: For each thread the info of the kernel.
       rest: SVI state of the dense leaves before this step.
     """
@@ -74,9 +75,14 @@ class RowInfo(NamedTuple):
     @property
     def is_finite(self) -> bool:
         """Whether the statistics were finite. If not, neither they nor any later statistics are in the rows."""
-        total = np.sum([np.asarray(total) for total in self.totals], axis=0)
         with np.errstate(over="ignore", invalid="ignore"):
+            total = np.sum([np.asarray(total) for total in self.totals], axis=0)
             return bool(np.isfinite(total.dtype.type(self.scale) * total).all())
+
+    @property
+    def is_negative(self) -> bool:
+        """Whether the kernel found negative row statistics, by a sum of −∞; ``is_finite`` is then false."""
+        return any(np.isneginf(np.asarray(total)).any() for total in self.totals)
 
 
 class StepOptions(NamedTuple):
@@ -127,13 +133,13 @@ def step(
       The next state and :class:`RowInfo`. Both may still be in progress, so that the caller can prepare the next step.
     """
     rule, length, sketching = _choose_length(state, batch, kernel, rho, length)
-    memory = _sums_memory(state, batch, kernel)
+    scratch = _sums_scratch(state, batch, kernel)
 
     def fit(s: int, updates: list[RowUpdate]) -> tuple[KernelResult, Array | None]:
         features = tuple(update.features for update in updates)
         bounds = batch.bounds[s], batch.bounds[s + 1]
         rest = None if state.rest is None else state.rest.params
-        return _fit(kernel, features, updates[s].total, rest, batch.batch, bounds, memory[s], key, sketching)
+        return _fit(kernel, features, updates[s].total, rest, batch.batch, bounds, scratch[s], key, sketching)
 
     if workspace.is_empty and pool is not None:
         # At the first step of a run, compile the second program while the first one compiles and runs.
@@ -227,12 +233,13 @@ def _choose_length(state, batch, kernel, rho, length):
     return rule, length, (empty, batch.buckets)
 
 
-def _sums_memory(state, batch, kernel):
+def _sums_scratch(state, batch, kernel):
     """Return an array [S · U, W] per thread for the statistics: the arrays of the last step if their shape fits."""
     num_partitions, capacity = batch.words.shape
-    if state.entering is not None and state.entering.words.shape == batch.words.shape:
-        return state.entering.sums
     shape = (num_partitions * capacity, kernel.width())
+    # A kernel with other hyperparameters may have another width.
+    if state.entering is not None and state.entering.sums[0].shape == shape:
+        return state.entering.sums
     return tuple(slots.zeros(shape, state.dtype) for _ in range(num_partitions))
 
 
@@ -345,11 +352,16 @@ def _entering_values(state, s, slot_dtype):
     return slots.round_trip(entering.scale.astype(sums.dtype) * sums, slot_dtype)
 
 
-@functools.partial(jax.jit, donate_argnames="memory", compiler_options=SINGLE_THREAD_OPTIONS)
-def _fit(kernel, features, total, rest, batch, bounds, memory, key, sketching):
+@functools.partial(jax.jit, donate_argnames="scratch", compiler_options=SINGLE_THREAD_OPTIONS)
+def _fit(kernel, features, total, rest, batch, bounds, scratch, key, sketching):
     """Fit a range of documents, and sketch the statistics if ``sketching`` has empty buckets and buckets of words."""
     columns = num_columns(total)
-    result = kernel.fit(features, total[:, :columns], rest, batch, bounds, memory, key)
+    result = kernel.fit(features, total[:, :columns], rest, batch, bounds, scratch, key)
+    if jax.tree.leaves(result.rest):
+        # The rows of this step and of the steps in progress must not change either: update_rows reads the totals. The
+        # sum over S threads is finite if S times each part is.
+        finite = [jnp.isfinite(len(features) * leaf).all() for leaf in jax.tree.leaves(result.rest)]
+        result = result._replace(total=jnp.where(jnp.stack(finite).all(), result.total, jnp.nan))
     sketch = None
     if sketching is not None:
         empty, bucket = sketching
@@ -358,11 +370,16 @@ def _fit(kernel, features, total, rest, batch, bounds, memory, key, sketching):
 
 
 def _compile_fit(kernel, batch, state, key, sketching):
-    """Compile the program for documents by a call with an empty range of documents."""
+    """Compile the program for documents by a call, whose result is dropped, as is any error: the step meets it again.
+
+    A compilation without a call would not reach the cache that the step's call looks into, and the step would not wait
+    for it. The range of documents is empty; a kernel that ignores its range, such as
+    :class:`smoothgrad_jax.core.row_sparse.kernel.GatheredKernel`, computes all documents once more.
+    """
     num_partitions, capacity = batch.words.shape
     width = kernel.width()
     features = (slots.zeros((capacity, width), state.dtype),) * num_partitions
     total = slots.zeros(state.totals[0].shape, state.dtype)
     rest = None if state.rest is None else state.rest.params
-    memory = slots.zeros((num_partitions * capacity, width), state.dtype)
-    _fit(kernel, features, total, rest, batch.batch, (batch.bounds[0],) * 2, memory, key, sketching)
+    scratch = slots.zeros((num_partitions * capacity, width), state.dtype)
+    _fit(kernel, features, total, rest, batch.batch, (batch.bounds[0],) * 2, scratch, key, sketching)

@@ -1,0 +1,200 @@
+"""What both engines promise: a failed step leaves an empty window, and other hyperparameters take effect."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from unigram_mixture import UnigramMixture, fit_rows
+
+from smoothgrad_jax import LDA, Adaptive, Corpus, Exponential, NotFiniteError, fit, pack
+from smoothgrad_jax.core.errors import OptionError
+from smoothgrad_jax.core.row_sparse.kernel import GatheredKernel
+from smoothgrad_jax.core.row_sparse.state import RowSparseState
+from smoothgrad_jax.training.engines import DenseAdaptiveState
+
+V, K, D, B = 60, 3, 80, 8
+KEY = jax.random.key(0)
+
+
+class DenseMixture(UnigramMixture):
+    """The same model without a row kernel: it runs on the dense engine."""
+
+    row_kernel = None
+
+
+class DenseLDA(LDA):
+    """LDA on the dense engine."""
+
+    row_kernel = None
+
+
+def spoiled_rows(model, rows, totals, weights, batch, key):
+    """Like the mixture, but a count of 1,000 makes the statistics of the dense leaf infinite, and those of no row."""
+    stats, weight_stats, r = fit_rows(model, rows, totals, weights, batch, key)
+    return stats, jnp.where((batch.counts == 1000).any(), jnp.inf, weight_stats), r
+
+
+def negative_rows(model, rows, totals, weights, batch, key):
+    """Like the mixture, but a count of 1,000 makes the statistics of the rows negative."""
+    stats, weight_stats, r = fit_rows(model, rows, totals, weights, batch, key)
+    return jnp.where((batch.counts == 1000).any(), -stats, stats), weight_stats, r
+
+
+class SpoiledMixture(UnigramMixture):
+    function = staticmethod(spoiled_rows)
+
+    def row_kernel(self, num_columns, dtype):
+        return GatheredKernel(self, self.function, num_columns, self.num_docs)
+
+
+class NegativeMixture(SpoiledMixture):
+    function = staticmethod(negative_rows)
+
+
+@pytest.fixture
+def documents(make_documents):
+    return make_documents(D, V, longest=15, shortest=1)
+
+
+@pytest.fixture
+def params(rng):
+    return {"words": (rng.gamma(1, 1, (V, K)) + 0.1).astype(np.float32), "weights": np.ones(K, np.float32)}
+
+
+@pytest.fixture
+def batches(documents):
+    corpus = Corpus.of(documents, num_words=V)
+    layout = corpus.layout(B)
+    return [corpus.pack(np.arange(t * B, (t + 1) * B), layout) for t in range(10)]
+
+
+def spoil(batch, count):
+    return batch._replace(counts=np.where(batch.counts > 0, count, 0).astype(np.float32))
+
+
+@pytest.mark.parametrize("every", [1, 100])
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [(SpoiledMixture, "the statistics are not finite"), (NegativeMixture, "returned negative statistics of rows")],
+)
+def test_a_bad_step_of_a_model_with_dense_leaves_restores_the_parameters(params, batches, every, model, message):
+    """Also where the rows alone, or the dense leaves alone, have good statistics."""
+    model, options = model(0.3, 1.0, D), {"window": 3, "rho": 0.3, "slots": "bfloat16"}
+    bad = spoil(batches[4], 1000)
+    training = fit([*batches[:4], bad, *batches[4:]], model, params, report_every=every, **options)
+    with pytest.raises(NotFiniteError, match=f"step 4: .*{message}"):
+        training.finish()
+    expected = fit(batches[:4], model, params, **options).finish()
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), training.params, expected.params)
+    assert training.step == 4
+    state = training.state
+    assert isinstance(state, RowSparseState)
+    assert state.num_values == 0
+    assert int(state.rest.window.num_pushed) == 0
+    assert state.rest.window.kind == expected.state.rest.window.kind
+
+
+def num_in_window(state):
+    """The number of values in the window of a state of either engine."""
+    if isinstance(state, RowSparseState):
+        return int(state.num_values)
+    window = state.state.window if isinstance(state, DenseAdaptiveState) else state.window
+    return int(window.num_pushed - window.first) if hasattr(window, "first") else int(window.weight)
+
+
+@pytest.mark.parametrize("model", [LDA, DenseLDA], ids=["row-sparse", "dense"])
+@pytest.mark.parametrize("window", [3, np.inf, Exponential(3), Adaptive(4)], ids=str)
+def test_a_run_after_a_bad_step_starts_with_an_empty_window(params, batches, model, window):
+    lam, options = params["words"], {"window": window, "rho": 0.3}
+    training = fit([*batches[:4], spoil(batches[0], np.inf), *batches], model(0.3, 0.2, D), lam, **options)
+    with pytest.raises(NotFiniteError, match="step 4"):
+        training.finish()
+    assert num_in_window(training.state) == 0
+    assert training.step == 4
+    kept = training.params
+    continued = fit(batches, model(0.3, 0.2, D), training.state, **options).finish()
+    fresh = fit(batches, model(0.3, 0.2, D), kept, **options).finish()
+    np.testing.assert_allclose(continued.params, fresh.params, rtol=1e-5)
+
+
+class NoisyMean(NamedTuple):
+    """A model whose local step samples if ``noise`` is an array; then it needs a key."""
+
+    mean: float
+    noise: object = None
+
+    @property
+    def prior(self):
+        return 1.0
+
+    @property
+    def uses_key(self):
+        return self.noise is not None
+
+    def local_step(self, params, batch, key=None):
+        noise = 0.0 if self.noise is None else self.noise * jax.random.gamma(key, 1.0, params.shape)
+        return jnp.zeros_like(params) + self.mean + batch.mean() + noise, None
+
+
+def test_a_model_that_begins_to_sample_gets_the_key_of_the_run():
+    x = [np.ones(2, np.float32)] * 6
+    training = fit(x, NoisyMean(1.0), jnp.ones(3), window=1, rho=0.5, report_every=3, key=KEY)
+    next(training)
+    training.model = NoisyMean(1.0, np.float32(2.0))
+    expected = 1.0 + 7 / 8 * np.ones(3) * 2
+    for step in range(3, 6):
+        drawn = jax.random.gamma(jax.random.fold_in(KEY, step), 1.0, (3,))
+        expected = 0.5 * expected + 0.5 * (1.0 + 2.0 + 2 * np.asarray(drawn))
+    np.testing.assert_allclose(training.finish().params, expected, rtol=1e-5)
+    without = fit(x, NoisyMean(1.0), jnp.ones(3), window=1, rho=0.5, report_every=3)
+    next(without)
+    with pytest.raises(OptionError, match="key is needed, because NoisyMean samples"):
+        without.model = NoisyMean(1.0, np.float32(2.0))
+    np.testing.assert_allclose(without.finish().params, 1 + (1 - 0.5**6) * 2)
+
+
+@jax.tree_util.register_pytree_node_class
+class PaddedKernel(GatheredKernel):
+    """The kernel of the mixture with two more columns per row if there is one prior per weight."""
+
+    def width(self):
+        return K + 2 * np.ndim(self._model.eta_weights)
+
+    def features(self, rows, normalisers):
+        return jnp.pad(rows, [(0, 0), (0, self.width() - K)])
+
+    def fit(self, features, totals, rest, batch, bounds, scratch, key):
+        assert scratch.shape == (sum(map(len, features)), self.width())
+        result = super().fit(tuple(each[:, :K] for each in features), totals, rest, batch, bounds, scratch, key)
+        return result._replace(sums=jnp.pad(result.sums, [(0, 0), (0, self.width() - K)]))
+
+
+class PaddedMixture(UnigramMixture):
+    def row_kernel(self, num_columns, dtype):
+        return PaddedKernel(self, fit_rows, num_columns, self.num_docs)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_model_set_between_reports_may_have_rows_of_another_width(params, batches, resumed):
+    options = {"window": 2, "rho": 0.3}
+    narrow = PaddedMixture(0.3, 1.0, D)
+    wide = narrow._replace(eta_weights=np.ones(K, np.float32))
+    expected = fit(batches, UnigramMixture(0.3, 1.0, D), params, **options).finish().params
+    if resumed:
+        first = fit(batches[:5], narrow, params, **options).finish()
+        training = fit(batches[5:], wide, first.state, **options)
+    else:
+        training = fit(batches, narrow, params, report_every=5, **options)
+        next(training)
+        training.model = wide
+    got = training.finish().params
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), got, expected)
+
+
+def test_the_rows_of_a_batch_must_fit_the_parameters(params, documents):
+    wide = pack(documents[:B], num_words=V + 1)
+    training = fit([wide], UnigramMixture(0.3, 1.0, D), params)
+    with pytest.raises(ValueError, match="the documents have 61 words, but λ has 60 rows"):
+        training.finish()
