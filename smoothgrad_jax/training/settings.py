@@ -115,6 +115,8 @@ class Settings:
                 raise OptionError("held_out", "must be at least 1 for early stopping, got 0")
             if self.score_every is not None:
                 raise OptionError("score_every", "has no effect without held-out documents")
+        if self.slots is not None and self.window in (math.inf, "inf"):
+            raise OptionError("slots", "has no effect with an infinite window, which stores one mean")
         if isinstance(self.window, str):
             if self.window.startswith("adaptive") and self.warmup != "mean":
                 raise OptionError("warmup", f'must be "mean" with an adaptive window, got {self.warmup!r}')

@@ -134,6 +134,7 @@ def test_text_forms_of_windows_become_objects():
         ({"replace": 1.0}, "replace must be true or false, got 1.0"),
         ({"alpha": -1}, "alpha must be a positive number"),
         ({"slots": "float16"}, "slots must be one of float32, bfloat16, uint8, got 'float16'"),
+        ({"slots": "bfloat16", "window": math.inf}, "slots has no effect with an infinite window"),
         ({"rho": 0.1, "tau": 3}, "tau has no effect with a constant step size"),
         ({"rho": 0.1, "kappa": 0.6}, "kappa has no effect with a constant step size"),
         ({"patience": 3}, "patience has no effect without early stopping"),

@@ -70,12 +70,12 @@ class LDAKernel(NamedTuple):
         rest: PyTree,
         batch: Batch,
         bounds: tuple[Numeric, Numeric],
-        memory: Array,
+        scratch: Array,
         key: PRNGKey | None,
     ) -> KernelResult:
         """Infer the topics of the documents in a range."""
         del totals, rest
-        start = memory, jnp.zeros_like(self.alpha), jnp.zeros((), jnp.int32), jnp.zeros((), self.alpha.dtype)
+        start = scratch, jnp.zeros_like(self.alpha), jnp.zeros((), jnp.int32), jnp.zeros((), self.alpha.dtype)
         seed = None if key is None else seed_words(key)
         batch = batch if isinstance(self.method, Sampled) else without_tokens(batch)
         options = self.tol, self.max_iter, self.method
