@@ -36,7 +36,7 @@ from smoothgrad_jax.data.corpus import Corpus
 from smoothgrad_jax.data.sampling import prefetch
 from smoothgrad_jax.training.engines import Engine, EngineOptions, WindowSpec, choose_engine
 from smoothgrad_jax.training.minibatches import Minibatches, Sampler, open_minibatches
-from smoothgrad_jax.training.settings import DEFAULTS, default_kappa, default_tau
+from smoothgrad_jax.training.settings import DEFAULTS, FIT_KAPPA, default_tau
 
 _REPORT_INTERVAL = 0.25  # seconds between two reports, unless the caller asks for a number of steps
 _SCHEDULE_CHUNK = 1024  # values of a schedule that are computed at a time
@@ -149,7 +149,7 @@ def fit(
         engine,
         model,
         window=window,
-        rho=robbins_monro(default_tau(source.batches_per_pass), default_kappa("variational")) if rho is None else rho,
+        rho=robbins_monro(default_tau(source.batches_per_pass), FIT_KAPPA) if rho is None else rho,
         limits=_limits(source, passes, steps, seconds),
         held_out=_prepare_held_out(model, held_out, key, engine),
         score_every=_check_count("score_every", score_every),

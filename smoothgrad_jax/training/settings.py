@@ -43,6 +43,7 @@ _HELD_OUT_FRACTION, _MOST_HELD_OUT = 0.05, 1_000
 _LONGEST_LIST = 1_000  # numbers of an array that JSON holds; of a larger one it holds a checksum
 WARMUPS = ("mean", "zeros")
 SLOTS = ("float32", "bfloat16", "uint8")
+FIT_KAPPA = 0.7  # κ of `fit`, for any model
 METHODS = ("sampled", "collapsed", "mean", "variational")
 
 Window: TypeAlias = Any  # a number, a text form, a schedule of the step number, or a window object
@@ -404,8 +405,8 @@ def default_batch_size(num_docs: int) -> int:
 
 
 def default_kappa(method: str) -> float:
-    """Return κ of the step sizes."""
-    return 0.7 if method == "variational" else 0.6
+    """Return κ of the step sizes for a local step of LDA."""
+    return FIT_KAPPA if method == "variational" else 0.6
 
 
 def default_alpha(method: str, num_topics: int) -> float:
