@@ -109,8 +109,9 @@ def _demo_options(parser: argparse.ArgumentParser) -> None:
 def _fit_options(parser: argparse.ArgumentParser) -> None:
     _add_inputs(parser)
     parser.add_argument("--out", required=True, metavar="MODEL", help="folder for the model and its checkpoints")
-    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in MODEL")
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing model in MODEL")
+    existing = parser.add_mutually_exclusive_group()
+    existing.add_argument("--resume", action="store_true", help="continue from the last checkpoint in MODEL")
+    existing.add_argument("--overwrite", action="store_true", help="replace an existing model in MODEL")
     _add_settings(parser.add_argument_group("training"))
     _add_words(parser)
     _add_json(parser)

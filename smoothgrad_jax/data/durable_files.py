@@ -244,6 +244,10 @@ def replacing(path: str | os.PathLike, *, overwrite: bool = True) -> Iterator[Pa
       path: The file or folder to write; its parent must exist.
       overwrite: Replace an existing one; if False, raise ``FileExistsError``.
 
+    Raises:
+      IsADirectoryError, NotADirectoryError: The content is a file and ``path`` a folder, or the reverse; ``path`` is
+        unchanged.
+
     Example::
 
         with replacing("report.html") as temporary:
@@ -262,10 +266,10 @@ def replacing(path: str | os.PathLike, *, overwrite: bool = True) -> Iterator[Pa
             temporary.rename(path)
         elif not overwrite:
             raise FileExistsError(f"{path}: exists already")
-        elif path.is_dir():
+        elif temporary.is_dir() and path.is_dir():
             _swap_folders(temporary, path)
         else:
-            temporary.replace(path)
+            temporary.replace(path)  # the system refuses to replace a folder by a file, or a file by a folder
         sync_folder(path.parent)
     finally:
         _remove(temporary)

@@ -272,10 +272,14 @@ def _check_texts(folder: Path, field: str | None, encoding: str) -> None:
     first = files_in(folder)[0]
     head = Head(first, field, encoding)
     inside = _first_format(head) if head.raw else "text"
-    if inside == "jsonl" or formats.get(inside).blocks is not None:
-        problem = f"a folder of documents, one per file, but {first.name} is recognised as {inside}"
-        advice = f'the format "{inside}" for all files of the folder, or "files" to read each file as a text'
-        raise corpus_error(folder, f"{problem}; pass the files themselves, or {advice}")
+    if inside != "text":
+        problem = f"expected a folder with one text per file, but {first.name} is recognised as {inside}; pass "
+        options = (
+            OptionName("format", inside),
+            " to read all files so, or ",
+            OptionName("format", "files"),
+        )
+        raise corpus_error(folder, (problem, *options, " to read each file as one text"))
 
 
 def _first_bytes(chunks: Iterator[bytes]) -> bytes:

@@ -244,6 +244,9 @@ def test_every_command_has_help(capsys):
         (["fit", "texts.txt", "--out", "cache", "--topics", "3"], "cache: is not empty"),
         (["fit", "texts.txt", "--out", "texts.txt"], "expected a folder or a new name, got a file"),
         (["fit", "texts.txt", "--out", "cache", "--resume"], "cache: contains no checkpoint to resume from"),
+        (["fit", "texts.txt", "--out", "cache", "--overwrite"], "cache: is neither a model nor the folder of a run"),
+        (["transform", "model", "texts.txt", "--out", "folder.tsv"], "folder.tsv: expected the name of a file"),
+        (["report", "model", "--out", "cache"], "cache: expected the name of a file, got a folder"),
         (
             ["fit", "texts.txt", "--out", "new", "--held-out", "300"],
             "--held-out must leave documents to train on: 300 of 300",
@@ -271,12 +274,16 @@ def test_every_command_has_help(capsys):
 )
 def test_an_error_is_one_line(model, folder, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(folder)
-    (folder / "cache" / "something").mkdir(parents=True, exist_ok=True)
+    for name in ("cache", "folder.tsv"):
+        (folder / name / "something").mkdir(parents=True, exist_ok=True)
     assert main(arguments) == 1
     err = capsys.readouterr().err
     assert message in err
-    assert "Traceback" not in err
+    assert err.splitlines()[-1].startswith(f"smoothgrad {arguments[0]}: ")
+    assert err.count("\n") == 1
     assert not Path("new").exists()
+    assert Path("cache/something").is_dir()
+    assert Path("folder.tsv/something").is_dir()
 
 
 def test_the_remains_of_a_run_killed_before_its_first_checkpoint_are_replaced(texts, folder, capsys):
@@ -286,6 +293,24 @@ def test_the_remains_of_a_run_killed_before_its_first_checkpoint_are_replaced(te
         assert main(["fit", str(texts), "--out", str(out), *COMMON[:3], "1", *COMMON[4:], *extra]) == 0
         assert load_model(out).lam.shape == (30, 3)
         assert ("no checkpoint to resume from yet" in capsys.readouterr().err) == bool(extra)
+
+
+def test_a_run_resumes_from_an_earlier_checkpoint_if_the_last_is_damaged(texts, folder, capsys):
+    out, complete = folder / "damaged", folder / "undamaged"
+    for passes in ("2", "4"):
+        extra = [] if passes == "2" else ["--resume"]
+        assert main(["fit", str(texts), "--out", str(out), *COMMON[:3], passes, *COMMON[4:], *extra]) == 0
+    last = max((out / "checkpoints").iterdir())
+    for array in last.glob("*.npy"):
+        array.write_bytes(array.read_bytes()[:-1])
+    capsys.readouterr()
+    assert main(["fit", str(texts), "--out", str(out), "--resume", "--passes", "4"]) == 0
+    err = capsys.readouterr().err
+    assert f"{last}" in err
+    assert "damaged: expected" in err
+    assert "resuming from an earlier checkpoint" in err
+    assert main(["fit", str(texts), "--out", str(complete), *COMMON[:3], "4", *COMMON[4:]]) == 0
+    np.testing.assert_array_equal(load_model(out).lam, load_model(complete).lam)
 
 
 def test_a_missing_extra_is_one_line(texts):
@@ -324,6 +349,7 @@ def test_wrong_arguments_are_code_2(capsys):
         ["demo", "--seed", "-1"],
         ["fit", "x", "--out", "m", "--alpha", "-1"],
         ["fit", "x", "--out", "m", "--window", "x"],
+        ["fit", "x", "--out", "m", "--resume", "--overwrite"],
     ):
         with pytest.raises(SystemExit) as end:
             main(arguments)

@@ -121,6 +121,19 @@ def test_a_path_is_replaced_when_its_content_is_complete(tmp_path, kind):
     assert {each.name for each in tmp_path.iterdir()} - {"elsewhere"} == {"path"}
 
 
+def test_a_file_does_not_replace_a_folder_nor_a_folder_a_file(tmp_path):
+    folder, path = tmp_path / "folder", tmp_path / "file"
+    folder.mkdir()
+    (folder / "inside").write_text("kept")
+    with pytest.raises(IsADirectoryError), durable_files.replacing(folder) as temporary:
+        temporary.write_text("new")
+    path.write_text("kept")
+    with pytest.raises(NotADirectoryError), durable_files.replacing(path) as temporary:
+        temporary.mkdir()
+    assert (folder / "inside").read_text() == path.read_text() == "kept"
+    assert {each.name for each in tmp_path.iterdir()} == {"folder", "file"}
+
+
 def test_a_folder_that_cannot_be_replaced_is_unchanged(tmp_path, monkeypatch):
     path = tmp_path / "path"
     path.mkdir()

@@ -200,15 +200,23 @@ def test_several_files_form_one_corpus(tmp_path):
     for name in "ab":
         file(shards, jsonl([name]), name)
     assert list(open_source(shards, format="jsonl").texts()) == ["a", "b"]
-    with pytest.raises(
-        CorpusError, match=r"a folder of documents.* a is recognised as jsonl; pass the files .* the format \"jsonl\""
-    ):
+    with pytest.raises(CorpusError, match=r"one text per file, but a is recognised as jsonl; pass format='jsonl' to"):
         open_source(shards)
     with pytest.raises(CorpusError, match=r"a: expected uci as in .*uciplain, got jsonl"):
         open_source([tmp_path / "uciplain", shards / "a"])
     narrow = file(tmp_path, uci(matrix(shape=(23, 9))), "narrow")
     with pytest.raises(CorpusError, match=r"narrow: expected 17 words as in .*uciplain, got 9"):
         open_source([tmp_path / "uciplain", narrow])
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv"])
+def test_a_folder_of_tables_is_not_read_as_one_document_per_file(tmp_path, kind):
+    for name in ("a", "b"):
+        file(tmp_path, WRITTEN[kind]([name, f"{name}{name}"]), f"{name}.{kind}")
+    with pytest.raises(CorpusError, match=rf"a\.{kind} is recognised as {kind}; pass format='{kind}'.* format='files'"):
+        open_source(tmp_path)
+    assert list(open_source(tmp_path, format=kind).texts()) == ["a", "aa", "b", "bb"]
+    assert len(list(open_source(tmp_path, format="files").texts())) == 2
 
 
 @pytest.mark.usefixtures("chunks")

@@ -29,7 +29,7 @@ def run(args: Namespace) -> int:
         runs.check_resumable(last, settings, metadata)
     training = new_run(stored, settings, metadata, last)
     log(f"{size_of(stored)}; {settings.topics} topics, window {settings.window}")
-    if args.overwrite and not args.resume:
+    if args.overwrite:
         checkpoints.clear()
         (out / "report.html").unlink(missing_ok=True)  # it describes the model that is replaced
     if last and training.step >= training.steps:
@@ -56,7 +56,9 @@ def _last_checkpoint(out: Path, checkpoints: Checkpoints, args: Namespace) -> Ch
     """Return the checkpoint to resume, or None for a new run; raise an error if that would overwrite files."""
     if out.exists() and not out.is_dir():
         raise CommandError(f"{out}: expected a folder or a new name, got a file")
-    if args.overwrite and not args.resume:
+    if args.overwrite:
+        if out.is_dir() and any(out.iterdir()) and not ((out / "model.json").exists() or checkpoints.folder.is_dir()):
+            raise CommandError(f"{out}: is neither a model nor the folder of a run; --overwrite replaces only these")
         return None
     last = checkpoints.latest()
     if last and not args.resume:
@@ -64,7 +66,9 @@ def _last_checkpoint(out: Path, checkpoints: Checkpoints, args: Namespace) -> Ch
     # A run that was killed before its first checkpoint leaves only the folder of checkpoints.
     if not last and out.is_dir() and {path.name for path in out.iterdir()} - {"checkpoints"}:
         what = "contains no checkpoint to resume from" if args.resume else "is not empty"
-        raise CommandError(f"{out}: {what}; --overwrite starts a new run")
+        raise CommandError(f"{out}: {what}; give another folder, or --overwrite to replace a model")
+    for problem in last.damaged if last else ():
+        log(f"{problem}; resuming from an earlier checkpoint")
     if args.resume and not last:
         log(f"{out}: no checkpoint to resume from yet; starting a new run")
     return last

@@ -95,18 +95,25 @@ def check_output(out: str | None, suffixes: Sequence[str] = _SUFFIXES) -> None:
     """Check that an output file can be written, before anything is computed.
 
     Raises:
-      CommandError: The suffix is unknown, or the folder is missing or not writable.
+      CommandError: The suffix is unknown, the path is a folder, or its folder is missing or not writable.
     """
     if out is None:
         return
     path = Path(out)
     if path.suffix not in suffixes:
         raise CommandError(f"{path}: expected a name that ends in {', '.join(suffixes[:-1])} or {suffixes[-1]}")
+    check_file(path)
+
+
+def check_file(path: Path) -> None:
+    """Raise an error if the path of an output file is a folder, or if its folder cannot be written."""
+    if path.is_dir():
+        raise CommandError(f"{path}: expected the name of a file, got a folder; give another name")
     check_folder_of(path)
 
 
 def check_folder_of(path: Path) -> None:
-    """Raise an error if the folder of a file is missing or not writable."""
+    """Raise an error if the folder of a path is missing or not writable."""
     if not path.parent.is_dir():
         raise CommandError(f"{path}: the folder {path.parent} does not exist")
     if not os.access(path.parent, os.W_OK):

@@ -7,14 +7,14 @@ import numpy as np
 
 from smoothgrad_jax.app import report, saved_models
 from smoothgrad_jax.app.commands.inputs import open_for_model
-from smoothgrad_jax.app.commands.output import check_folder_of
+from smoothgrad_jax.app.commands.output import check_file
 
 
 def run(args: Namespace) -> int:
     """Write the report, with typical documents per topic if documents are given."""
     path = Path(args.out) if args.out else Path(args.model) / "report.html"
     if args.out:
-        check_folder_of(path)
+        check_file(path)
     model = saved_models.load_model(args.model)
     typical = None
     if args.inputs:
