@@ -91,13 +91,18 @@ class SavedModel(NamedTuple):
         return [[(words[w], float(beta[w])) for w in order] for beta, order in best]
 
     def lda(self) -> "LDA":
-        """Return the priors as a :class:`smoothgrad_jax.LDA`."""
+        """Return the priors and the options of the local step as a :class:`smoothgrad_jax.LDA`.
+
+        An option that the settings do not contain has the default of that class.
+        """
         from smoothgrad_jax.models.lda.methods import named_method
         from smoothgrad_jax.models.lda.model import LDA
 
-        # Models that were saved before the option existed are variational.
-        method = named_method(self.settings.get("method", "variational"), 1)
-        return LDA(self.alpha, self.eta, self.num_docs, method=method)
+        setting_of = {"tol": "local_tol", "max_iter": "local_max_iter", "method": "method"}
+        options = {name: self.settings[setting] for name, setting in setting_of.items() if setting in self.settings}
+        if "method" in options:
+            options["method"] = named_method(options["method"], sweeps=1)  # inference after training does not sample
+        return LDA(self.alpha, self.eta, self.num_docs, **options)
 
     def transform(self, documents: "Documents", **options: Any) -> npt.NDArray:
         """Return E[θ] of documents as [D, K].
@@ -306,8 +311,8 @@ def _load(folder: Path) -> SavedModel:
     except LoadError:
         is_new, path = False, folder / "model.json"
         metadata = durable_files.read_json(path, _FORMAT, _VERSION)
-    if metadata.get("model", _KIND) != _KIND:  # absent in folders of early versions
-        raise LoadError(f"{path}: this package reads models of the kind {_KIND!r}, got {metadata['model']!r}")
+    if metadata.get("model") != _KIND:
+        raise LoadError(f"{path}: this package reads models of the kind {_KIND!r}, got {metadata.get('model')!r}")
 
     def find(name: str) -> Path:
         """Return the path of a file, which may not have been renamed yet."""

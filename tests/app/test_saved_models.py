@@ -74,17 +74,6 @@ def test_a_model_is_read_as_it_was_written(tmp_path, model):
     assert_equal(load_model(tmp_path / "deep" / "model"), model)
 
 
-def test_the_first_folders_did_not_name_the_kind_of_model(tmp_path):
-    save_model(tmp_path, a_model())
-    path = tmp_path / "model.json"
-    metadata = json.loads(path.read_text())
-    assert metadata.pop("model") == "lda"
-    metadata.pop("checksum")
-    path.unlink()
-    durable_files.write_json(path, metadata)
-    assert_equal(load_model(tmp_path), a_model())
-
-
 def test_a_model_is_replaced_and_other_files_in_its_folder_stay(tmp_path):
     save_model(tmp_path, MODELS["counted"])
     (tmp_path / "checkpoints").mkdir()
