@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 
+from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.schedules import robbins_monro
 from smoothgrad_jax.core.types import Array, ArrayLike, PRNGKey, PyTree
 from smoothgrad_jax.data.corpus import Corpus
@@ -106,12 +107,30 @@ def check_resumable(checkpoint: Checkpoint, settings: Settings, metadata: Mappin
       metadata: Further entries of the checkpoint, such as a fingerprint of the corpus.
 
     Raises:
-      LoadError: A setting differs; the message names every such setting with both values.
+      OptionError: A setting differs.
+      LoadError: The metadata differ; the message names every difference with both values.
     """
-    ignored = {"learned"} | {name for name, option in OPTIONS.items() if option.may_change}
-    pair = (checkpoint.settings, settings.as_json() | dict(metadata))
-    then, now = ({name: value for name, value in each.items() if name not in ignored} for each in pair)
-    check_same(then, now)
+    check_settings(checkpoint.settings, dict.fromkeys(OPTIONS) | settings.as_json())
+    ignored = {"learned", *OPTIONS}
+    check_same({name: value for name, value in checkpoint.settings.items() if name not in ignored}, metadata)
+
+
+def check_settings(stored: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Raise an error if a setting differs from the one of a checkpoint.
+
+    Args:
+      stored: The settings of the checkpoint.
+      current: Settings of the new run, some or all; passes, seconds, threads and checkpoint_every may differ.
+
+    Raises:
+      OptionError: A setting differs.
+    """
+    for name, value in current.items():
+        then, now = stored.get(name), "inf" if value == math.inf else value
+        if then != now and not OPTIONS[name].may_change:
+            was = "not set" if then is None else then
+            problem = f"was {was} in the checkpoint, and is {'not set' if now is None else now} now"
+            raise OptionError(name, f"{problem}; a resumed run cannot change it")
 
 
 class PriorLearner:
@@ -179,6 +198,8 @@ class PriorLearner:
 
 class Run:
     """A run that can be watched, interrupted and resumed.
+
+    A resumed run counts steps and passes from the first step of all, and ``settings.seconds`` from its own start.
 
     Args:
       corpus: The counts.

@@ -208,7 +208,7 @@ def test_checkpoints_continue_an_interrupted_fit(X, monkeypatch, tmp_path):
         model.fit(X)
     model.set_params(resume=True).fit(X)
     np.testing.assert_array_equal(model.components_, complete.components_)
-    with pytest.raises(ValueError, match="batch_size was 50, now 40"):
+    with pytest.raises(ValueError, match="batch_size was 50 in the checkpoint, and is 40 now"):
         model.set_params(batch_size=40).fit(X)
 
 

@@ -20,7 +20,7 @@ from test_text import TEXTS, TOKENS
 
 from smoothgrad_jax import Corpus, open_source
 from smoothgrad_jax.data import corpus_folder, count_blocks, counting, durable_files, formats, text
-from smoothgrad_jax.data.corpus_folder import Stored, convert, is_folder, open_folder, read
+from smoothgrad_jax.data.corpus_folder import CountedCorpus, convert, is_folder, open_folder, read
 from smoothgrad_jax.data.count_blocks import Block
 from smoothgrad_jax.data.errors import CorpusError
 
@@ -37,6 +37,7 @@ class Texts(NamedTuple):
     is_text: bool = True
     vocabulary: list | None = None
     num_words: int | None = None
+    encoding: str = "utf-8"
 
     def texts(self):
         yield from self.documents
@@ -51,6 +52,7 @@ class Counts(NamedTuple):
     paths: tuple = (Path("docword.txt"), Path("more.txt"))
     format: str = "uci"
     is_text: bool = False
+    encoding: str = "utf-8"
 
     def blocks(self):
         for piece in self.pieces:
@@ -153,8 +155,8 @@ def test_a_folder_has_the_content_that_is_read(tmp_path):
     assert (folder / "vocabulary.txt").read_text() == "dust\ndusty\nmoon\nstar\n"
     assert [path.name for path in folder.parent.iterdir()] == ["tales"]
     # The options in the manifest count new texts in the same way.
-    new = text.count_texts(TALES, stored.vocabulary, **stored.manifest["tokens"])
-    np.testing.assert_array_equal(new.counts.toarray(), dense(stored))
+    new = read(Texts(TALES), vocabulary=stored.vocabulary, **stored.manifest["tokens"])
+    np.testing.assert_array_equal(dense(new), dense(stored))
 
 
 def test_corpora_are_converted_from_files(tmp_path):
@@ -187,7 +189,7 @@ def test_the_default_limits_keep_the_words_of_small_corpora():
     assert read(Texts(["star moon", "star sun", "star dust"])).vocabulary == ["dust", "moon", "star", "sun"]
     common = [f"star w{'abcdefghij'[i % 10]}xx" for i in range(40)]
     assert "star" not in read(Texts(common)).vocabulary
-    with pytest.raises(CorpusError, match="none of the 2 documents has a word: try another token_pattern"):
+    with pytest.raises(CorpusError, match="found no word in 2 documents: try another token_pattern"):
         read(Texts(["the of", "1 2"]))
     with pytest.raises(CorpusError, match=r"tales.txt: expected documents, got none"):
         read(Texts([]))
@@ -249,9 +251,19 @@ def test_words_of_counts_are_removed_only_by_given_limits(tmp_path):
     assert rare.vocabulary == list("bcde")
     assert rare.manifest["dropped"]["documents_that_lost_all_words"] == 1
     assert read(source, max_features=2).vocabulary == ["a", "b"]
-    with pytest.raises(CorpusError, match=r"min_df=5 requires 5 documents or more, .* of 4; lower min_df$"):
+    with pytest.raises(CorpusError, match=r"min_df=5 requires .* at least 5, .* in 4 documents; lower min_df$"):
         convert(source, tmp_path / "none", min_df=5)
     assert [path.name for path in tmp_path.iterdir()] == ["common"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"lowercase": False}, {"token_pattern": "x"}, {"stop_words": None}, {"ngram_range": (1, 2)}, {"jobs": 2}],
+    ids=lambda options: next(iter(options)),
+)
+def test_counts_have_no_options_of_text(options):
+    with pytest.raises(CorpusError, match=rf"docword\.txt: {next(iter(options))}.* has no meaning for uci"):
+        read(Counts([np.ones((2, 2))]), **options)
 
 
 def test_counts_are_matched_with_a_given_vocabulary():
@@ -309,7 +321,7 @@ def test_an_existing_folder_is_replaced_only_by_a_complete_corpus(tmp_path):
     with pytest.raises(CorpusError, match="out: exists already"):
         convert(Texts(["moon"]), out)
     assert open_folder(out).vocabulary == ["star"]
-    with pytest.raises(CorpusError, match="none of the 1 documents has a word"):
+    with pytest.raises(CorpusError, match="found no word in 1 document:"):
         convert(Texts(["1"]), out, overwrite=True)
     assert open_folder(out).vocabulary == ["star"]
     assert convert(Texts(["moon"]), out, overwrite=True).vocabulary == ["moon"]
@@ -444,7 +456,7 @@ def test_any_change_of_a_byte_is_detected(folder, tmp_path_factory, data):
     content[place] ^= data.draw(st.integers(1, 255))
     path.write_bytes(content)
     with contextlib.suppress(CorpusError):
-        assert isinstance(open_folder(copy), Stored)
+        assert isinstance(open_folder(copy), CountedCorpus)
     if path.name != "manifest.json":
         with pytest.raises(CorpusError, match="damaged"):
             open_folder(copy, verify=True)
@@ -464,7 +476,7 @@ def test_implausibly_large_ids_are_errors(tmp_path):
     for kind, line in (("svmlight", b"1 2000000000:3\n"), ("ldac", b"1 2000000000:3\n")):
         path = tmp_path / kind
         path.write_bytes(line)
-        with pytest.raises(CorpusError, match=r"word id 2,000,000,000 after 1 entries: expected ids that number"):
+        with pytest.raises(CorpusError, match=r"word id 2,000,000,000 after 1 entry: expected ids that number"):
             read(open_source(path, format=kind))
 
 

@@ -6,7 +6,16 @@ from pathlib import Path
 from smoothgrad_jax.app import runs, saved_models
 from smoothgrad_jax.app.cli import given_settings
 from smoothgrad_jax.app.commands.inputs import open_corpus, provenance, word_options
-from smoothgrad_jax.app.commands.output import INTERRUPTED, CommandError, emit, event_of, log, print_topics, size_of
+from smoothgrad_jax.app.commands.output import (
+    INTERRUPTED,
+    CommandError,
+    check_folder,
+    emit,
+    event_of,
+    log,
+    print_topics,
+    size_of,
+)
 from smoothgrad_jax.app.commands.training import new_run, saved_model, train
 from smoothgrad_jax.training.checkpoints import Checkpoint, Checkpoints
 from smoothgrad_jax.training.settings import Settings
@@ -20,6 +29,8 @@ def run(args: Namespace) -> int:
     checkpoints = Checkpoints(out / "checkpoints")
     last = _last_checkpoint(out, checkpoints, args)
     earlier = last.settings if last else {}
+    if last:
+        runs.check_settings(earlier, given)
     settings = Settings.from_json({**earlier, "threads": None}, **given)
     stored = open_corpus(args, last)
     settings = settings.resolve(stored.corpus.num_docs)
@@ -54,8 +65,7 @@ def run(args: Namespace) -> int:
 
 def _last_checkpoint(out: Path, checkpoints: Checkpoints, args: Namespace) -> Checkpoint | None:
     """Return the checkpoint to resume, or None for a new run; raise an error if that would overwrite files."""
-    if out.exists() and not out.is_dir():
-        raise CommandError(f"{out}: expected a folder or a new name, got a file")
+    check_folder(out)
     if args.overwrite:
         if out.is_dir() and any(out.iterdir()) and not ((out / "model.json").exists() or checkpoints.folder.is_dir()):
             raise CommandError(f"{out}: is neither a model nor the folder of a run; --overwrite replaces only these")
