@@ -400,7 +400,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         """
         check_is_fitted(self, "components_")
         counts = self._validated(X, reset=False)
-        return topic_quality(self._lam(), counts, shares=self._shares())
+        return topic_quality(self._lam(), counts, shares=self._prevalence())
 
     def to_model(self, vocabulary: Sequence[str] | None = None, X: Counts | None = None) -> saved_models.SavedModel:
         """Return the topics as a :class:`smoothgrad_jax.SavedModel`, which can be saved and reported.
@@ -426,7 +426,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             vocabulary=None if vocabulary is None else list(map(str, vocabulary)),
             settings=self._run_settings | {"method": self.method} | options,
             history=[{"passes": i, "score": score} for i, score in enumerate(self.validation_scores_, start=1)],
-            prevalence=self._shares(),
+            prevalence=self._prevalence(),
             word_counts=None if X is None else Corpus.of(self._validated(X, reset=False)).word_counts(),
             quality=None if X is None else self.topic_quality(X),
         )
@@ -559,7 +559,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             self.doc_topic_prior_ = model.alpha
             self.topic_word_prior_ = np.asarray(model.eta).T if np.ndim(model.eta) else model.eta
 
-    def _shares(self) -> np.ndarray | None:
+    def _prevalence(self) -> np.ndarray | None:
         return topic_shares(self._lam(), _word_major(self.topic_word_prior_))
 
     def _lam(self) -> np.ndarray:

@@ -170,7 +170,8 @@ def save_model(path: str | os.PathLike, model: SavedModel) -> None:
       ValueError: If the parts of the model do not match.
       SaveError: If the model cannot be written (disk full, no permission, …). A previous model is unchanged.
     """
-    model = _checked(model)
+    model = checked(model)
+    _check_lines(model.vocabulary)
     folder = Path(path)
     metadata = {
         "format": _FORMAT,
@@ -231,8 +232,12 @@ def _topic_map(topics: npt.ArrayLike) -> npt.NDArray[np.float64]:
     return report.classical_scaling(report.jensen_shannon(np.asarray(topics)))[0]  # pyLDAvis passes a DataFrame
 
 
-def _checked(model: SavedModel) -> SavedModel:
-    """Check shapes and values, and return the model with NumPy arrays."""
+def checked(model: SavedModel) -> SavedModel:
+    """Return the model with NumPy arrays.
+
+    Raises:
+      ValueError: If the parts of the model do not match, or a value is out of range; the message names the part.
+    """
     lam = np.asarray(model.lam)
     if lam.ndim != 2 or lam.dtype not in (np.float32, np.float64) or not lam.size:
         raise ValueError(f"λ must be float32 or float64 of shape [V, K], got {lam.dtype} of shape {lam.shape}")
@@ -252,26 +257,24 @@ def _checked(model: SavedModel) -> SavedModel:
                 raise ValueError(f"{name} must be positive, got {array.min()}")
         elif array.shape != counts[name]:
             raise ValueError(f"{name} must have shape {counts[name]}, got {array.shape}")
-        elif not (array >= 0).all():
-            raise ValueError(f"{name} must not be negative, got {array.min()}")
+        elif not (array >= 0).all() or not array.any():
+            raise ValueError(f"{name} must not be negative, and not all 0, got {array.min()} to {array.max()}")
     if model.quality is not None and np.shape(model.quality.npmi) != (num_topics,):
         raise ValueError(f"quality must be that of {num_topics} topics, got {np.size(model.quality.npmi)}")
     num_docs = float(model.num_docs)
     if not 0 < num_docs < float("inf"):
         raise ValueError(f"num_docs must be a positive number, got {model.num_docs}")
-    return model._replace(num_docs=num_docs, vocabulary=_checked_vocabulary(model.vocabulary, num_words), **arrays)
+    vocabulary = None if model.vocabulary is None else list(map(str, model.vocabulary))
+    if vocabulary is not None and len(vocabulary) != num_words:
+        raise ValueError(f"the vocabulary must have {num_words} words, one per row of λ, got {len(vocabulary)}")
+    return model._replace(num_docs=num_docs, vocabulary=vocabulary, **arrays)
 
 
-def _checked_vocabulary(vocabulary: list[str] | None, num_words: int) -> list[str] | None:
-    if vocabulary is None:
-        return None
-    vocabulary = list(map(str, vocabulary))
-    if len(vocabulary) != num_words:
-        raise ValueError(f"the vocabulary has {len(vocabulary)} words, but λ has {num_words} rows")
-    for i, word in enumerate(vocabulary):
+def _check_lines(vocabulary: list[str] | None) -> None:
+    """Raise an error if a word cannot be stored as a line of UTF-8."""
+    for i, word in enumerate(vocabulary or []):
         if "\n" in word or word.encode(errors="replace").decode() != word:
             raise ValueError(f"word {i} of the vocabulary cannot be stored as a line of UTF-8: {word!r}")
-    return vocabulary
 
 
 def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
@@ -338,7 +341,7 @@ def _load(folder: Path) -> SavedModel:
             from smoothgrad_jax.models.topic_quality import TopicQuality  # scipy, which other models do not need
 
             model = model._replace(quality=TopicQuality.from_json(metadata["quality"]))
-        return _checked(model)
+        return checked(model)
 
 
 def _modification(folder: Path) -> list[tuple[str, int, int, int]]:

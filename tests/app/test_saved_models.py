@@ -265,7 +265,7 @@ def test_folders_without_a_model_are_named(tmp_path):
         ({"eta": np.ones((2, 7, 3))}, "eta must broadcast"),
         ({"eta": math.nan}, "eta must be finite"),
         ({"num_docs": 0}, "num_docs must be a positive number, got 0"),
-        ({"vocabulary": ["a"]}, "the vocabulary has 1 words, but λ has 7 rows"),
+        ({"vocabulary": ["a"]}, "the vocabulary must have 7 words, one per row of λ, got 1"),
         ({"vocabulary": [*"abcdef", "g\nh"]}, "word 6 of the vocabulary cannot be stored as a line of UTF-8"),
         ({"vocabulary": [*"abcdef", "\ud800"]}, "word 6 of the vocabulary cannot be stored as a line of UTF-8"),
         ({"prevalence": np.ones(7)}, r"prevalence must have shape \(3,\)"),
