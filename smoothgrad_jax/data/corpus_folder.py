@@ -14,10 +14,9 @@ to its final name when it is complete.
 """
 
 import contextlib
-import errno
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
@@ -31,7 +30,7 @@ from smoothgrad_jax.data.durable_files import Entry, LoadError
 from smoothgrad_jax.data.errors import CorpusError, OptionName, corpus_error
 from smoothgrad_jax.data.sources import Source
 
-FORMAT, VERSION = "smoothgrad corpus", 2  # version 1 had SHA-256 checksums, and no checksum of the manifest
+FORMAT, VERSION = "smoothgrad corpus", 2
 
 _TYPES = {"indptr.npy": ("<i8",), "indices.npy": ("<u2", "<i4"), "data.npy": ("|u1", "<u2", "<u4", "<f4")}
 _WORDS = "vocabulary.txt"
@@ -91,16 +90,16 @@ def convert(
       out: The folder. It must not exist, unless ``overwrite`` is set and it is a corpus folder.
       overwrite: Replace a corpus folder, once the new one is complete.
       jobs: Processes that count text; see :func:`smoothgrad_jax.data.text.count_stream`.
-      progress: Called with (documents so far, bytes read or None if unknown) at most five times per second, and at the
-        end.
+      progress: Called with the number of documents so far, at most five times per second, and at the end.
       **options: See :class:`WordOptions`, and for text :func:`smoothgrad_jax.data.text.tokens`.
 
     Returns:
       The corpus of the folder.
 
     Raises:
-      CorpusError: If the source or an option is not usable, no word is left, ``out`` exists, or it cannot be written.
-        An existing corpus is unchanged then. A killed process leaves ``OUT.partial-…``, which can be deleted.
+      CorpusError: If the source or an option is not usable, no word is left, or ``out`` exists.
+      SaveError: If ``out`` cannot be written. An existing corpus is unchanged after any error. A killed process leaves
+        ``OUT.partial-…``, which can be deleted.
     """
     out = Path(out)
     tokens, limits, words = _check_options(source, jobs, **options)
@@ -109,7 +108,7 @@ def convert(
         raise corpus_error(out, ("exists already; ", *remedy))
     if os.path.lexists(out) and not is_folder(out):
         raise corpus_error(out, "exists and is not a corpus folder; it is not overwritten")
-    with _write_errors(out):
+    with durable_files.saving(out, lambda: "what was written has been removed"):
         durable_files.make_folder(out.parent)
         with durable_files.replacing(out, overwrite=overwrite) as temporary:
             temporary.mkdir()
@@ -260,15 +259,3 @@ def _write_files(counted: Counted, folder: Path) -> dict[str, Entry]:
             for word in counted.vocabulary:
                 files[_WORDS].write(counting.word_line(word))
         return {name: file.finish() for name, file in files.items()}
-
-
-@contextlib.contextmanager
-def _write_errors(out: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            problem = "there is no space left on the disk; what was written has been removed"
-        else:
-            problem = f"cannot be written: {error}"
-        raise corpus_error(out, problem) from error

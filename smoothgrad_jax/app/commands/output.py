@@ -14,6 +14,7 @@ import numpy as np
 
 from smoothgrad_jax.app.saved_models import SavedModel
 from smoothgrad_jax.data.corpus_folder import CountedCorpus
+from smoothgrad_jax.data.counting import OnProgress
 from smoothgrad_jax.data.durable_files import replacing
 from smoothgrad_jax.data.errors import plural
 from smoothgrad_jax.models.topic_quality import effective_topics
@@ -164,17 +165,16 @@ def _line_writer(file: BinaryIO, suffix: str, columns: Sequence[str], name: str)
 
 
 @contextmanager
-def reading_progress(quiet: bool) -> Iterator[Callable[[int, int | None], None] | None]:
+def reading_progress(quiet: bool) -> Iterator[OnProgress | None]:
     """Yield a function that displays the number of documents read; None without a terminal."""
     if quiet or not sys.stderr.isatty():
         yield None
         return
     start, width = time.perf_counter(), shutil.get_terminal_size().columns - 1
 
-    def show(number: int, size: int | None) -> None:
+    def show(number: int) -> None:
         rate = number / max(time.perf_counter() - start, 1e-9)
-        read = f", {size / 1e6:,.0f} MB" if size else ""
-        line = f"read {number:,} documents{read}, {rate:,.0f} documents/s"
+        line = f"read {plural(number, 'document')}, {rate:,.0f} documents/s"
         print(f"\r{line[: width - 1]}", end="", file=sys.stderr, flush=True)
 
     try:
