@@ -267,9 +267,8 @@ def _pair_blocks(path: Path, source: Source, counted: bool, first_id: int) -> It
         seen += len(words)
         largest = int(words.max(initial=0))
         if source.num_words is None and largest > count_blocks.max_words(seen):
-            raise corpus_error(
-                path, f"word id {largest:,} after {plural(seen, 'entry')}: expected ids that number the words"
-            )
+            reason = "which is not plausible for ids that number the words"
+            raise corpus_error(path, f"got the word id {largest:,} after {plural(seen, 'entry')}, {reason}")
         if held >= count_blocks.BLOCK_ENTRIES:
             yield _join_pairs(path, kept, first_id)
             kept, held = [], 0

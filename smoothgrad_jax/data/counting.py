@@ -264,7 +264,7 @@ def _count_vocabulary(
         number = np.array([numbers.get(word, -1) for word in source.vocabulary], np.int32)
         stream = (_add_duplicates(text.keep_entries(indptr, number[ids], n)) for indptr, ids, n in _blocks(source))
     else:
-        raise CorpusError(f"{_name(source)}: its words have no names, which a vocabulary needs")
+        raise CorpusError(f"{_name(source)}: its words have no names, by which they could be matched with a vocabulary")
     with contextlib.closing(stream):
         for part in stream:
             spool.add(part.indptr, part.indices, part.data)

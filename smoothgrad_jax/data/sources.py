@@ -204,8 +204,6 @@ def open_source(
     entry = formats.get(source.format)
     for name, value in (("field", field), ("first_id", first_id), ("sort", sort or None)):
         if value is not None and name not in entry.options:
-            if name == "field":
-                raise corpus_error(found[0], f"has no field {field!r}: it is recognised as {source.format}")
             raise corpus_error(found[0], (OptionName(name, value), f" has no meaning for {source.format}"))
     return _with_vocabulary(entry.prepare(source) if entry.prepare else source, vocabulary)
 
@@ -298,7 +296,7 @@ def _first_bytes(chunks: Iterator[bytes]) -> bytes:
 def _with_vocabulary(source: Source, given: str | os.PathLike | Iterable[str] | bool | None) -> Source:
     """Return the source with its vocabulary, whose length must be V if that is declared."""
     if source.format == "folder" and given not in (None, False):
-        raise corpus_error(source.paths[0], "a corpus folder has its own vocabulary; omit it")
+        raise corpus_error(source.paths[0], "a corpus folder contains its words; omit other words")
     remedy: Pieces = ()
     if given is None and not source.is_text and source.format != "folder":
         given, remedy = _find_vocabulary(source.paths), ("; to ignore the file, pass ", OptionName("vocabulary", False))

@@ -177,11 +177,10 @@ def check_vocabulary(words: str | os.PathLike | Iterable[str], encoding: str = "
     vocabulary = _check_words(words, "vocabulary")
     if not vocabulary:
         raise CorpusError(f"{name}: expected at least one word")
-    if len(set(vocabulary)) < len(vocabulary):
-        first: dict[str, int] = {}
-        for i, word in enumerate(vocabulary):
-            if first.setdefault(word, i) != i:
-                raise CorpusError(f"{name}: word {i + 1} is {word!r}, as word {first[word] + 1} is; expected it once")
+    first: dict[str, int] = {}
+    for i, word in enumerate(vocabulary, start=1):
+        if first.setdefault(word, i) != i:
+            raise CorpusError(f"{name}: words {first[word]} and {i} are both {word!r}; expected distinct words")
     return vocabulary
 
 

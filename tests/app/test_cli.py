@@ -280,7 +280,10 @@ def test_every_command_has_help(capsys):
         ),
         (["fit", "texts.txt", "--out", "new", "--min-df", "0"], "--min-df: expected an integer number of documents"),
         (["fit", "texts.txt", "--out", "new", "--sort"], "texts.txt: --sort has no meaning for text"),
-        (["fit", "texts.txt", "--out", "new", "--encoding", "utf-16"], "expected utf-16"),
+        (
+            ["fit", "texts.txt", "--out", "new", "--encoding", "utf-16"],
+            "not valid utf-16; pass another --encoding",
+        ),
         (["fit", "missing", "--out", "new", "--rho", "0.1", "--tau", "5"], "--tau has no effect with a constant step"),
         (["fit", "missing", "--out", "new", "--patience", "5"], "--patience has no effect without early stopping"),
         (["fit", "texts.txt", "--out", "model", "--resume", "--threads", "2"], "--threads"),

@@ -473,7 +473,7 @@ def test_implausibly_large_ids_are_errors(tmp_path):
     for kind, line in (("svmlight", b"1 2000000000:3\n"), ("ldac", b"1 2000000000:3\n")):
         path = tmp_path / kind
         path.write_bytes(line)
-        with pytest.raises(CorpusError, match=r"word id 2,000,000,000 after 1 entry: expected ids that number"):
+        with pytest.raises(CorpusError, match=r"word id 2,000,000,000 after 1 entry, which is not plausible"):
             read(open_source(path, format=kind))
 
 

@@ -370,7 +370,7 @@ def test_long_columns_are_read(tmp_path):
 def test_the_field_with_the_text_is_chosen(tmp_path):
     path = file(tmp_path, b'{"a": "x", "b": "y", "n": 1}\n{"a": "z", "n": 2}\n')
     with pytest.raises(
-        CorpusError, match=r"corpus, line 1: expected a field text, body.*got 'a', 'b', 'n'; name .* by field"
+        CorpusError, match=r"corpus, line 1: expected a field text, body.*got 'a', 'b', 'n'; pass the one .* as field"
     ):
         open_source(path)
     assert list(open_source(path, field="a").texts()) == ["x", "z"]
@@ -399,7 +399,7 @@ def test_encodings_are_decoded_and_checked(tmp_path):
         open_source(path)
     assert list(open_source(path, encoding="utf-16").texts()) == text[:-1].split("\n")
     path = file(tmp_path, text.encode("utf-16") + b"\n")
-    with pytest.raises(CorpusError, match="corpus, line 3: expected utf-16, got bytes that are not"):
+    with pytest.raises(CorpusError, match="corpus, line 3: the bytes are not valid utf-16; pass another encoding"):
         list(open_source(path, encoding="utf-16").texts())
     later = file(tmp_path, b"good\n" * 5 + b"b\xe9d\n")
     with pytest.raises(CorpusError, match="corpus, line 6: expected utf-8, got the byte 0xe9"):
@@ -592,7 +592,7 @@ def test_a_wrong_header_of_a_compressed_file_allocates_no_memory(tmp_path):
     for text in (f"{10**18}\n{10**9}\n{10**18}\n1 1 1\n", f"{10**18}\n{10**9}\n{10**18}\n{10**17} 1 1\n"):
         path = file(tmp_path, gzip.compress(text.encode()))
         tracemalloc.start()
-        with pytest.raises(CorpusError, match=r"corpus: (the header declares|expected the documents of a corpus)"):
+        with pytest.raises(CorpusError, match=r"corpus: (the header declares|got at least)"):
             joined(open_source(path))
         assert tracemalloc.get_traced_memory()[1] < 2**25
         tracemalloc.stop()
@@ -607,9 +607,7 @@ def test_a_large_gap_between_documents_is_an_error(tmp_path, monkeypatch):
     ):
         monkeypatch.setattr(module, name, value)
     text = f"{10**18}\n9\n{10**18}\n" + "1 2 1\n1 1 1\n" * 9 + f"{10**17} 1 1\n" * 9
-    with pytest.raises(
-        CorpusError, match=r"corpus: expected the documents of a corpus, got at least 99,999,\S+ documents"
-    ):
+    with pytest.raises(CorpusError, match=r"corpus: got at least 99,999,\S+ documents"):
         joined(open_source(file(tmp_path, gzip.compress(text.encode()))))
 
 

@@ -110,7 +110,7 @@ def test_options_are_checked(options, message):
     ("vocabulary", "message"),
     [
         ([], "at least one word"),
-        (["star", "moon", "star"], "word 3 is 'star', as word 1 is"),
+        (["star", "moon", "star"], "vocabulary: words 1 and 3 are both 'star'; expected distinct words"),
         (["star", 3], "vocabulary: expected words, got 3"),
         ("nowhere.txt", "nowhere.txt: there is no such file"),
     ],
