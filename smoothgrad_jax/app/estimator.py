@@ -128,7 +128,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
     max_iter : int, default=10
         Passes over the documents. Each pass has its own order.
     seconds : float or None, default=None
-        Stop after this many seconds of training.
+        Stop after this many seconds of training in this call; a resumed run has as many again.
     replace : bool, default=False
         Draw documents with replacement instead of in shuffled passes.
     early_stopping : bool, default=False
@@ -355,7 +355,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         """
         check_is_fitted(self, "components_")
         counts = self._validated(X, reset=False)
-        theta = inference.proportions(self._model(1), self._lam(), counts, **self._options())
+        theta = inference.proportions(self._model(1), self._lam(), counts, threads=self.n_jobs)
         return theta.astype(counts.dtype, copy=False)
 
     def score(self, X: Counts, y: object = None) -> float:
@@ -379,7 +379,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         """
         check_is_fitted(self, "components_")
         counts = self._validated(X, reset=False)
-        return inference.completion(self._model(1), self._lam(), counts, **self._options()).score
+        return inference.completion(self._model(1), self._lam(), counts, threads=self.n_jobs).score
 
     def perplexity(self, X: Counts) -> float:
         """Return exp(−score): the number of equally likely words that would be as hard to predict."""
@@ -564,9 +564,6 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
 
     def _lam(self) -> np.ndarray:
         return np.ascontiguousarray(np.asarray(self.components_, np.float32).T)
-
-    def _options(self) -> dict[str, Any]:
-        return {"tol": self.mean_change_tol, "max_iter": self.max_doc_update_iter, "threads": self.n_jobs}
 
 
 def _delayed(value: Any, steps: int) -> Any:

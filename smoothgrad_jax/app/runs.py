@@ -93,11 +93,6 @@ def initial_model(settings: Settings, num_docs: float) -> LDA:
     return LDA(alpha, eta, num_docs, settings.local_tol, settings.local_max_iter, method)
 
 
-def local_options(settings: Settings) -> dict[str, Any]:
-    """Return the options of the local step outside of training."""
-    return {"tol": settings.local_tol, "max_iter": settings.local_max_iter, "threads": settings.threads}
-
-
 def check_resumable(checkpoint: Checkpoint, settings: Settings, metadata: Mapping[str, Any]) -> None:
     """Raise an error if a checkpoint has other settings or another corpus.
 
@@ -147,7 +142,7 @@ class PriorLearner:
         self, settings: Settings, corpus: Corpus, documents: npt.NDArray | None, rng: np.random.Generator
     ) -> None:
         self._learns_alpha, self._learns_eta = (isinstance(p, str) for p in (settings.alpha, settings.eta))
-        self._corpus, self._rng, self._options = corpus, rng, local_options(settings)
+        self._corpus, self._rng, self._threads = corpus, rng, settings.threads
         self._documents = np.arange(corpus.num_docs) if documents is None else documents
         self._mean_log: npt.NDArray | None = None
 
@@ -171,7 +166,7 @@ class PriorLearner:
 
     def _alpha_of_posteriors(self, model: LDA, lam: Array, X: scipy.sparse.csr_array) -> npt.NDArray:
         """Fit α to a moving average of E[log θ]."""
-        gamma = inference.posteriors(model, lam, X, **self._options)
+        gamma = inference.posteriors(model, lam, X, threads=self._threads)
         found = np.asarray(priors.mean_log(gamma, 1))
         # The moving average includes many documents, and forgets documents that were fitted to older topics.
         old = self._mean_log

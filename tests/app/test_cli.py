@@ -184,7 +184,7 @@ def test_more_passes_continue_from_the_end(model, texts, folder, capsys):
     (half / "model.json").unlink()
     assert main(["fit", str(texts), "--out", str(half), "--resume"]) == 0
     np.testing.assert_array_equal(load_model(half).lam, load_model(model).lam)
-    assert "steps are complete; give more --passes to continue" in capsys.readouterr().err
+    assert "the run is complete after 54 steps; give more --passes to continue" in capsys.readouterr().err
     assert main(["fit", str(texts), "--out", str(half), "--resume", "--topics", "4"]) == 2
     assert "--topics was 3 in the checkpoint, and is 4 now" in capsys.readouterr().err
     assert main(["fit", str(texts), "--out", str(half), "--resume", "--rho", "0.1"]) == 2

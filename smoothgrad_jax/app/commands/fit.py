@@ -17,6 +17,7 @@ from smoothgrad_jax.app.commands.output import (
     size_of,
 )
 from smoothgrad_jax.app.commands.training import new_run, saved_model, train
+from smoothgrad_jax.data.errors import plural
 from smoothgrad_jax.training.checkpoints import Checkpoint, Checkpoints
 from smoothgrad_jax.training.settings import Settings
 
@@ -44,7 +45,7 @@ def run(args: Namespace) -> int:
         checkpoints.clear()
         (out / "report.html").unlink(missing_ok=True)  # it describes the model that is replaced
     if last and training.step >= training.steps:
-        log(f"{out}: all {training.steps:,} steps are complete; give more --passes to continue")
+        log(f"{out}: the run is complete after {plural(training.steps, 'step')}; give more --passes to continue")
     code = train(training, args.json, checkpoints)
     model = saved_model(training, stored)
     saved_models.save_model(out, model)

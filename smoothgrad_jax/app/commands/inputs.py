@@ -17,8 +17,7 @@ from smoothgrad_jax.data.errors import plural
 from smoothgrad_jax.data.sources import Source
 from smoothgrad_jax.training.checkpoints import Checkpoint, fingerprint
 
-# Options of `open_source` and their defaults.
-_READING_OPTIONS = {
+_READING = {
     "format": None,
     "field": None,
     "encoding": "utf-8",
@@ -31,7 +30,7 @@ _WORD_OPTIONS = ("vocabulary", "min_df", "max_df", "max_features", "stop_words",
 
 def open_source(args: Namespace) -> Source:
     """Recognise the files on the command line as one corpus; report what was found beside them or inside them."""
-    options = {name: getattr(args, name) for name in _READING_OPTIONS}
+    options = {name: getattr(args, name) for name in _READING}
     words = options.pop("words_file")
     source = sources.open_source(args.inputs, vocabulary=False if words == "none" else words, **options)
     if source.field and not args.field:
@@ -43,7 +42,7 @@ def open_source(args: Namespace) -> Source:
 
 def refuse_reading_options(args: Namespace) -> None:
     """Raise an error if an option of :func:`open_source` is given."""
-    for name, default in _READING_OPTIONS.items():
+    for name, default in _READING.items():
         if getattr(args, name) != default:
             raise OptionError(name, "has no effect without documents to read")
 

@@ -88,7 +88,7 @@ def print_topics(model: SavedModel, num_words: int, max_topics: int | None = Non
         print(f"quality: {effective_topics(prevalence):.1f} effective topics of {len(order)}")
 
 
-def check_output(out: str | None, suffixes: Sequence[str] = _SUFFIXES) -> None:
+def check_output(out: str | None) -> None:
     """Check that an output file can be written, before anything is computed.
 
     Raises:
@@ -97,8 +97,8 @@ def check_output(out: str | None, suffixes: Sequence[str] = _SUFFIXES) -> None:
     if out is None:
         return
     path = Path(out)
-    if path.suffix not in suffixes:
-        raise CommandError(f"{path}: expected a name that ends in {', '.join(suffixes[:-1])} or {suffixes[-1]}")
+    if path.suffix not in _SUFFIXES:
+        raise CommandError(f"{path}: expected a name that ends in {', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}")
     check_file(path)
 
 
