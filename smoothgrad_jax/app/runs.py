@@ -40,6 +40,7 @@ _PRIOR_UPDATES = 100  # largest number of updates of learned priors per run
 _STEPS_PER_UPDATE = 5  # smallest number of steps between two updates
 _INITIAL_ETA = 0.1  # where η is learned
 _PRIOR_WEIGHT = 0.1  # weight of the newest documents in the moving average to which α is fitted
+_IN_WORDS = {"corpus": "the corpus", "tokens": "the definition of a word", "word_options": "the choice of words"}
 
 Record = dict[str, Any]  # step, passes, seconds, rate and score of one report
 Watch = Callable[[Iterator[Progress]], Iterator[Progress]]
@@ -105,9 +106,14 @@ def check_resumable(checkpoint: Checkpoint, settings: Settings, metadata: Mappin
       OptionError: A setting differs.
       LoadError: The metadata differ; the message names every difference with both values.
     """
-    check_settings(checkpoint.settings, dict.fromkeys(OPTIONS) | settings.as_json())
+    # Settings follow from the number of documents: other documents are the first difference to report.
     ignored = {"learned", *OPTIONS}
-    check_same({name: value for name, value in checkpoint.settings.items() if name not in ignored}, metadata)
+    then, now = (
+        {_IN_WORDS.get(name, name): value for name, value in each.items() if name not in ignored}
+        for each in (checkpoint.settings, metadata)
+    )
+    check_same(then, now)
+    check_settings(checkpoint.settings, dict.fromkeys(OPTIONS) | settings.as_json())
 
 
 def check_settings(stored: Mapping[str, Any], current: Mapping[str, Any]) -> None:

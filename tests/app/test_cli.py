@@ -192,7 +192,7 @@ def test_more_passes_continue_from_the_end(model, texts, folder, capsys):
     assert main(["fit", str(texts), "--out", str(half), "--resume", "--window", "inf"]) == 2
     assert "--window was 10 in the checkpoint, and is inf now" in capsys.readouterr().err
     assert main(["fit", str(texts), "--out", str(half), "--resume", "--min-df", "7"]) == 1
-    assert "word_options was not set" in capsys.readouterr().err
+    assert 'the choice of words was not set, now {"min_df": 7}' in capsys.readouterr().err
     assert main(["fit", str(texts), "--out", str(half), "--resume", "--passes", "12"]) == 0
     np.testing.assert_array_equal(load_model(half).lam, load_model(folder / "twelve").lam)
     seconds = [record["seconds"] for record in load_model(half).history]
