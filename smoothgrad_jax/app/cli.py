@@ -8,23 +8,24 @@ the command runs. The options of a run come from :class:`smoothgrad_jax.training
 |-----------|---------------------------------------------------------------------------------------|
 | 0         | success                                                                               |
 | 1         | invalid input, model or folder; the error message is one line                         |
-| 2         | an option is invalid                                                                  |
-| 130       | interrupted; the model is saved, and ``--resume`` continues the run                   |
+| 2         | an option is invalid, or has no effect; the error message is one line                 |
+| 130       | interrupted by Ctrl-C, in ``fit`` and ``sweep`` also by SIGTERM. During training,     |
+|           | ``fit`` has saved the model, and ``--resume`` continues the run; ``demo`` and         |
+|           | ``sweep`` have saved what they have; otherwise nothing is written                     |
 """
 
 import argparse
+import contextlib
 import importlib
 import io
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from smoothgrad_jax import __version__
 from smoothgrad_jax.core.errors import OptionError
-
-if TYPE_CHECKING:
-    from smoothgrad_jax.data.errors import OptionName
+from smoothgrad_jax.data.errors import CorpusError, OptionName
 
 _INPUTS = (
     "files or a folder: text with one document per line, a folder of text files, JSON lines, CSV, TSV, UCI docword, "
@@ -55,8 +56,8 @@ def _run(args: argparse.Namespace) -> int:
     """Run a command; print an expected error to standard error as one line."""
     command = importlib.import_module(f"smoothgrad_jax.app.commands.{args.command}")
     from smoothgrad_jax.app.commands.output import CommandError
-    from smoothgrad_jax.data.errors import CorpusError
 
+    code = 1
     try:
         return command.run(args)
     except BrokenPipeError:
@@ -64,16 +65,17 @@ def _run(args: argparse.Namespace) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OptionError as error:
-        name = _SETTING_OF.get(error.option, error.option)
+        code, name = 2, _SETTING_OF.get(error.option, error.option)
         message = f"{_flag(name) if hasattr(args, name) else error.option} {error.problem}"
     except CorpusError as error:
         message = error.message(lambda option: _spell(option, args))
+        code = 2 if isinstance(error.args[0], OptionName) else 1
     except MemoryError as error:
         message = f"out of memory: {error}"
     except (CommandError, ValueError, OSError) as error:  # includes LoadError and SaveError
         message = str(error)
     print(f"smoothgrad {args.command}: {message}", file=sys.stderr)
-    return 1
+    return code
 
 
 def given_settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -109,8 +111,9 @@ def _demo_options(parser: argparse.ArgumentParser) -> None:
 def _fit_options(parser: argparse.ArgumentParser) -> None:
     _add_inputs(parser)
     parser.add_argument("--out", required=True, metavar="MODEL", help="folder for the model and its checkpoints")
-    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in MODEL")
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing model in MODEL")
+    existing = parser.add_mutually_exclusive_group()
+    existing.add_argument("--resume", action="store_true", help="continue from the last checkpoint in MODEL")
+    existing.add_argument("--overwrite", action="store_true", help="replace an existing model in MODEL")
     _add_settings(parser.add_argument_group("training"))
     _add_words(parser)
     _add_json(parser)
@@ -139,7 +142,7 @@ def _sweep_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for the curves")
     parser.add_argument(
         "--windows",
-        type=lambda text: tuple(_setting("window")(each) for each in text.split(",")),
+        type=_windows,
         default=(1, 10, 100),
         metavar="L,L,…",
         help="windows to compare, in the format of fit --window (1,10,100)",
@@ -220,7 +223,7 @@ def _add_inputs(parser: argparse.ArgumentParser, optional: bool = False) -> None
     group.add_argument("--encoding", default="utf-8", help="encoding of the text (%(default)s)")
     group.add_argument("--first-id", type=int, choices=(0, 1), help="id of the first word in count files")
     group.add_argument("--sort", action="store_true", help="sort triplets by document")
-    group.add_argument("--words-file", metavar="FILE", help="vocabulary of count files, one word per line")
+    group.add_argument("--words-file", metavar="FILE", help="vocabulary of count files, one word per line; or none")
 
 
 def _add_words(parser: argparse.ArgumentParser) -> None:
@@ -260,8 +263,10 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _spell(option: "OptionName", args: argparse.Namespace) -> str:
+def _spell(option: OptionName, args: argparse.Namespace) -> str:
     """Return an option as the command line has it: ``--min-df 5``, ``--sort``; as Python has it if it has no flag."""
+    if option == OptionName("vocabulary", False):  # of `open_source`, not of `convert`
+        return "--words-file none"
     if not hasattr(args, option.name):
         return str(option)
     return _flag(option.name) + ("" if option.value in (None, True) else f" {option.value}")
@@ -287,4 +292,14 @@ def _positive(text: str) -> int:
 
 
 def _number_or_fraction(text: str) -> int | float:
-    return float(text) if "." in text else int(text)
+    for convert in (int, float):
+        with contextlib.suppress(ValueError):
+            return convert(text)
+    raise argparse.ArgumentTypeError(f"must be a number of documents, or a fraction such as 0.5, got {text}")
+
+
+def _windows(text: str) -> tuple[Any, ...]:
+    windows = tuple(map(_setting("window"), text.split(",")))
+    if len(set(windows)) < len(windows):
+        raise argparse.ArgumentTypeError(f"must be different windows, got {text}")
+    return windows

@@ -128,7 +128,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
     max_iter : int, default=10
         Passes over the documents. Each pass has its own order.
     seconds : float or None, default=None
-        Stop after this many seconds of training.
+        Stop after this many seconds of training in this call; a resumed run has as many again.
     replace : bool, default=False
         Draw documents with replacement instead of in shuffled passes.
     early_stopping : bool, default=False
@@ -204,6 +204,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
 
     n_batch_iter_: int
     validation_scores_: list[float]
+    _run_settings: dict[str, Any]
     _layout: tuple[int, ...] | None
 
     def __init__(
@@ -292,6 +293,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
                 counts, held_out = counts[documents], counts[validation]
             run = self._new_run(counts, held_out, settings, rng)
         self._reset(counts.dtype)
+        self._run_settings = settings.as_json()
         watch = partial(progress.watch, steps=run.steps) if self.verbose else iter
         try:
             with self._storing(run):
@@ -308,6 +310,8 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
 
         The window includes minibatches of earlier calls. After :meth:`fit` training continues from its topics with an
         empty window. The minibatches come from a corpus of ``total_samples`` documents. Priors are not learned here.
+        ``max_iter`` and ``verbose`` apply to :meth:`fit` only. ``seconds``, ``replace``, ``early_stopping`` and
+        ``checkpoints`` are refused.
 
         Parameters
         ----------
@@ -323,8 +327,14 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         with _parameter_names():
             if not isinstance(self.total_samples, int | float) or self.total_samples < 1:
                 raise OptionError("total_samples", f"must be a number of at least 1, got {self.total_samples!r}")
-            settings = self._settings(None, 0).resolve(int(self.total_samples))
+            for name, default in (("seconds", None), ("replace", False), ("early_stopping", False)):
+                if getattr(self, name) != default:
+                    raise OptionError(name, f"has no effect in partial_fit; set it to {default}")
+            if self._checkpoints():
+                raise OptionError("checkpoints", "has no effect in partial_fit; set it to None")
+            settings = self._settings(int(self.total_samples), 0).resolve(int(self.total_samples))
             run, earlier_steps = self._partial_run(counts, settings, first)
+        self._run_settings = settings.as_json()
         with self._storing(run, earlier_steps), _parameter_names():
             run.finish()
         return self
@@ -345,7 +355,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         """
         check_is_fitted(self, "components_")
         counts = self._validated(X, reset=False)
-        theta = inference.proportions(self._model(1), self._lam(), counts, **self._options())
+        theta = inference.proportions(self._model(1), self._lam(), counts, threads=self.n_jobs)
         return theta.astype(counts.dtype, copy=False)
 
     def score(self, X: Counts, y: object = None) -> float:
@@ -369,7 +379,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         """
         check_is_fitted(self, "components_")
         counts = self._validated(X, reset=False)
-        return inference.completion(self._model(1), self._lam(), counts, **self._options()).score
+        return inference.completion(self._model(1), self._lam(), counts, threads=self.n_jobs).score
 
     def perplexity(self, X: Counts) -> float:
         """Return exp(−score): the number of equally likely words that would be as hard to predict."""
@@ -390,7 +400,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         """
         check_is_fitted(self, "components_")
         counts = self._validated(X, reset=False)
-        return topic_quality(self._lam(), counts, shares=self._shares())
+        return topic_quality(self._lam(), counts, shares=self._prevalence())
 
     def to_model(self, vocabulary: Sequence[str] | None = None, X: Counts | None = None) -> saved_models.SavedModel:
         """Return the topics as a :class:`smoothgrad_jax.SavedModel`, which can be saved and reported.
@@ -400,23 +410,24 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         vocabulary : list of str or None, default=None
             The words; by default the names of the features, if X has them.
         X : array or sparse matrix of shape (n_samples, n_features) or None, default=None
-            Documents from which the quality of the topics is computed, to be stored with the model.
+            Documents whose word counts, and the quality of the topics on them, are stored with the model.
         """
         check_is_fitted(self, "components_")
         if vocabulary is None:
             vocabulary = getattr(self, "feature_names_in_", None)
         if vocabulary is not None and len(vocabulary) != self.n_features_in_:
             raise ValueError(f"expected {self.n_features_in_} words, got {len(vocabulary)}")
-        settings = {name: value for name, value in self.get_params().items() if isinstance(value, int | float | str)}
+        options = {"local_tol": self.mean_change_tol, "local_max_iter": self.max_doc_update_iter}
         return saved_models.SavedModel(
             lam=self._lam(),
             alpha=self.doc_topic_prior_,
             eta=_word_major(self.topic_word_prior_),
             num_docs=self._num_docs,
             vocabulary=None if vocabulary is None else list(map(str, vocabulary)),
-            settings=settings,
+            settings=self._run_settings | {"method": self.method} | options,
             history=[{"passes": i, "score": score} for i, score in enumerate(self.validation_scores_, start=1)],
-            prevalence=self._shares(),
+            prevalence=self._prevalence(),
+            word_counts=None if X is None else Corpus.of(self._validated(X, reset=False)).word_counts(),
             quality=None if X is None else self.topic_quality(X),
         )
 
@@ -436,24 +447,15 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         check_non_negative(X, "SmoothedLDA")
         return X
 
-    def _settings(self, num_docs: int | None, seed: int) -> Settings:
-        """Return the settings that correspond to the parameters.
-
-        Args:
-          num_docs: Number of documents; None for :meth:`partial_fit`, which holds no documents out.
-          seed: Seed derived from ``random_state``.
-        """
+    def _settings(self, num_docs: int, seed: int) -> Settings:
+        """Return the settings that correspond to the parameters, with a seed derived from ``random_state``."""
         values = {name: getattr(self, parameter) for name, parameter in _PARAMETER_OF.items() if name != "held_out"}
         for name in ("alpha", "eta"):
             if values[name] is None:
                 del values[name]
         if "eta" in values:
             values["eta"] = _word_major(values["eta"])
-        if num_docs is None:
-            for name in ("early_stopping", "patience", "min_improvement"):
-                del values[name]
-        held_out = self._num_held_out(num_docs) if num_docs is not None else 0
-        return Settings(**values, held_out=held_out, seed=seed)
+        return Settings(**values, held_out=self._num_held_out(num_docs), seed=seed)
 
     def _num_held_out(self, num_docs: int) -> int:
         fraction = self.validation_fraction
@@ -557,14 +559,11 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             self.doc_topic_prior_ = model.alpha
             self.topic_word_prior_ = np.asarray(model.eta).T if np.ndim(model.eta) else model.eta
 
-    def _shares(self) -> np.ndarray | None:
+    def _prevalence(self) -> np.ndarray | None:
         return topic_shares(self._lam(), _word_major(self.topic_word_prior_))
 
     def _lam(self) -> np.ndarray:
         return np.ascontiguousarray(np.asarray(self.components_, np.float32).T)
-
-    def _options(self) -> dict[str, Any]:
-        return {"tol": self.mean_change_tol, "max_iter": self.max_doc_update_iter, "threads": self.n_jobs}
 
 
 def _delayed(value: Any, steps: int) -> Any:

@@ -12,9 +12,7 @@ _LOG_EVERY = 5.0  # seconds between two lines of a log
 Display: TypeAlias = tuple[Callable[[Progress], None], Callable[[], None]]  # show a report, close the display
 
 
-def watch(
-    reports: Iterable[Progress], *, steps: int, stream: TextIO | None = None, label: str = "fit"
-) -> Iterator[Progress]:
+def watch(reports: Iterable[Progress], *, steps: int, stream: TextIO | None = None) -> Iterator[Progress]:
     """Display the reports of a run and yield them.
 
     Args:
@@ -22,10 +20,9 @@ def watch(
       steps: Number of the last step.
       stream: Output stream; the standard error by default. A terminal shows a bar if tqdm is installed. Any other
         stream gets one line every five seconds and one line per score.
-      label: Prefix of the bar and of the lines.
     """
     stream = stream or sys.stderr
-    show, close = _bar(steps, stream, label) if stream.isatty() else _log(steps, stream, label)
+    show, close = _bar(steps, stream) if stream.isatty() else _log(steps, stream)
     try:
         for report in reports:
             show(report)
@@ -43,12 +40,12 @@ def describe(report: Progress, score: float | None = None) -> str:
     return ", ".join(parts)
 
 
-def _bar(steps: int, stream: TextIO, label: str) -> Display:
+def _bar(steps: int, stream: TextIO) -> Display:
     try:
         from tqdm import tqdm
     except ImportError:
-        return _log(steps, stream, label)
-    bar = tqdm(total=steps, file=stream, desc=label, bar_format="{desc} {percentage:3.0f}%|{bar}| {postfix}")
+        return _log(steps, stream)
+    bar = tqdm(total=steps, file=stream, bar_format="fit {percentage:3.0f}%|{bar}| {postfix}")
     last_score: float | None = None
 
     def show(report: Progress) -> None:
@@ -60,7 +57,7 @@ def _bar(steps: int, stream: TextIO, label: str) -> Display:
     return show, bar.close
 
 
-def _log(steps: int, stream: TextIO, label: str) -> Display:
+def _log(steps: int, stream: TextIO) -> Display:
     last = -_LOG_EVERY
 
     def show(report: Progress) -> None:
@@ -68,7 +65,7 @@ def _log(steps: int, stream: TextIO, label: str) -> Display:
         now = time.monotonic()
         if report.score is not None or report.step >= steps or now - last >= _LOG_EVERY:
             last = now
-            print(f"{label} step {report.step:,} of {steps:,}: {describe(report)}", file=stream, flush=True)
+            print(f"fit step {report.step:,} of {steps:,}: {describe(report)}", file=stream, flush=True)
 
     return show, lambda: None
 

@@ -34,7 +34,7 @@ import numpy.typing as npt
 import scipy.linalg
 from scipy.spatial.distance import pdist, squareform
 
-from smoothgrad_jax.app.saved_models import SavedModel
+from smoothgrad_jax.app.saved_models import SavedModel, checked
 from smoothgrad_jax.data.durable_files import replacing
 from smoothgrad_jax.models.topic_quality import TopicQuality, effective_topics, largest
 
@@ -54,12 +54,12 @@ class Excerpt(NamedTuple):
     """A document that is typical of a topic.
 
     Attributes:
-      share: The proportion of the topic in the document, in [0, 1].
+      proportion: The proportion of the topic in the document, in [0, 1].
       text: The document; the report shows the beginning.
       title: Heading of the document.
     """
 
-    share: float
+    proportion: float
     text: str
     title: str = ""
 
@@ -75,8 +75,8 @@ def write_report(
 
     Args:
       path: The HTML file; its folder must exist.
-      model: A ``SavedModel``, or an object with the same attributes.
-      documents: Typical documents by topic, best first: (share, text) or :class:`Excerpt`; see
+      model: The model.
+      documents: Typical documents by topic, best first: (proportion, text) or :class:`Excerpt`; see
         :func:`typical_documents`.
       title: The heading.
 
@@ -220,20 +220,15 @@ def classical_scaling(distances: npt.NDArray) -> tuple[npt.NDArray, float]:
 
 def _content(model: SavedModel, documents: Mapping[int, Sequence] | None, title: str) -> dict[str, Any]:
     """Return the data of the page as JSON values."""
-    lam = np.asarray(model.lam)
-    if lam.ndim != 2 or 0 in lam.shape:
-        raise ValueError(f"lam must have shape words × topics with at least one of each, got {lam.shape}")
+    model = checked(model)
+    lam, prevalence = np.asarray(model.lam), model.topic_proportions()
     V, K = lam.shape
     sums = lam.sum(0, dtype=np.float64)
-    if not (np.isfinite(sums).all() and lam.min() >= 0 and sums.min() > 0):
-        raise ValueError("lam must be finite and ≥ 0, with a positive sum per topic")
-    if model.vocabulary is not None and len(model.vocabulary) != V:
-        raise ValueError(f"vocabulary must have {V} words, one per row of lam, got {len(model.vocabulary)}")
-    prevalence = _weights("prevalence", model.prevalence, K, sums)
-    prevalence = prevalence / prevalence.sum()
     excerpts = _excerpts(documents or {}, K)
     marginal = _map_rows(lam, lambda rows: rows @ (prevalence / sums))
-    counts = _weights("word_counts", model.word_counts, V, marginal * _num_tokens(lam, model.eta))
+    counts = model.word_counts
+    if counts is None:
+        counts = marginal * _num_tokens(lam, model.eta)
     top_words = _top_words(lam, sums, np.where(counts > 0, marginal, 0))
     shown = np.unique(np.concatenate([words for words, _ in top_words]))
     shown = shown[np.argsort(-counts[shown], kind="stable")]  # the search of the page lists frequent words first
@@ -241,14 +236,14 @@ def _content(model: SavedModel, documents: Mapping[int, Sequence] | None, title:
     position[shown] = np.arange(len(shown))
     merged = merged_words(lam, prevalence, max(2 * K, 2 * _MAX_DISTANCE_TERMS // K**2))
     points, explained = classical_scaling(jensen_shannon(merged))
-    names = [str(w) if model.vocabulary is None else str(model.vocabulary[w]) for w in shown.tolist()]
+    names = model.words()
     return {
         "title": title,
         "num_words": V,
-        "num_docs": None if model.num_docs is None else int(model.num_docs),
+        "num_docs": int(model.num_docs),
         "counted": model.word_counts is not None,
         "positions": _POSITIONS,
-        "words": [_truncated(name, _MAX_WORD_LENGTH) for name in names],
+        "words": [_truncated(names[w], _MAX_WORD_LENGTH) for w in shown.tolist()],
         "counts": _rounded(counts[shown]),
         "marginal": _rounded(marginal[shown]),
         "word_topics": _word_topics(lam, prevalence / sums, marginal, shown),
@@ -261,7 +256,7 @@ def _content(model: SavedModel, documents: Mapping[int, Sequence] | None, title:
         ],
         "quality": _quality(model.quality, prevalence),
         "explained": _rounded([explained])[0],
-        "curve": _curve(model.history or []),
+        "curve": _curve(model.history),
         "settings": _settings(model, V, K),
         "documents": excerpts,
     }
@@ -335,8 +330,6 @@ def _coherence(quality: TopicQuality | None, num_topics: int) -> list[dict[str, 
     """Return the NPMI of each topic, None if the model does not store it, and the remarks on the topic."""
     if quality is None:
         return [{"npmi": None, "remarks": []}] * num_topics
-    if len(quality.npmi) != num_topics:
-        raise ValueError(f"quality must be that of {num_topics} topics, got {len(quality.npmi)}")
     return [{"npmi": value, "remarks": quality.remarks(k)} for k, value in enumerate(_rounded(quality.npmi))]
 
 
@@ -356,7 +349,7 @@ def _quality(quality: TopicQuality | None, prevalence: npt.NDArray) -> list[list
 
 def _settings(model: SavedModel, V: int, K: int) -> list[list[str]]:
     values = {"topics": K, "words": V, "documents": model.num_docs, "α": model.alpha, "η": model.eta}
-    return [[str(name), _format_value(value)] for name, value in {**values, **(model.settings or {})}.items()]
+    return [[str(name), _format_value(value)] for name, value in {**values, **model.settings}.items()]
 
 
 def _format_value(value: Any) -> str:
@@ -382,30 +375,18 @@ def _format_number(number: float) -> str:
 
 
 def _excerpts(documents: Mapping[int, Sequence], num_topics: int) -> dict[str, list[list[Any]]]:
-    """Return [share, title, text] of the documents by topic."""
+    """Return [proportion, title, text] of the documents by topic."""
     excerpts: dict[str, list[list[Any]]] = {}
     for k, entries in documents.items():
         if not 0 <= k < num_topics:
             raise ValueError(f"documents: expected topics from 0 to {num_topics - 1}, got {k}")
         parts = excerpts[str(int(k))] = []
-        for share, text, title in (Excerpt(*entry) for entry in entries):
-            if not 0 <= share <= 1:
-                raise ValueError(f"documents of topic {k}: expected a share between 0 and 1, got {share}")
+        for proportion, text, title in (Excerpt(*entry) for entry in entries):
+            if not 0 <= proportion <= 1:
+                raise ValueError(f"documents of topic {k}: expected a proportion between 0 and 1, got {proportion}")
             title, text = _truncated(str(title), _MAX_WORD_LENGTH), _truncated(str(text), _MAX_TEXT_LENGTH)
-            parts.append([*_rounded([share]), title, text])
+            parts.append([*_rounded([proportion]), title, text])
     return excerpts
-
-
-def _weights(name: str, values: npt.ArrayLike | None, size: int, default: npt.NDArray) -> npt.NDArray:
-    """Return the values after a check, or the default for None."""
-    if values is None:
-        return default
-    values = np.asarray(values, dtype=np.float64)
-    if values.shape != (size,):
-        raise ValueError(f"{name} must have {size} numbers to match lam, got shape {values.shape}")
-    if not (np.isfinite(values).all() and values.min() >= 0 and values.sum() > 0):
-        raise ValueError(f"{name} must be finite and ≥ 0, with a positive sum")
-    return values
 
 
 def _num_tokens(lam: npt.NDArray, eta: npt.ArrayLike) -> float:

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 
+from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.schedules import robbins_monro
 from smoothgrad_jax.core.types import Array, ArrayLike, PRNGKey, PyTree
 from smoothgrad_jax.data.corpus import Corpus
@@ -39,6 +40,7 @@ _PRIOR_UPDATES = 100  # largest number of updates of learned priors per run
 _STEPS_PER_UPDATE = 5  # smallest number of steps between two updates
 _INITIAL_ETA = 0.1  # where η is learned
 _PRIOR_WEIGHT = 0.1  # weight of the newest documents in the moving average to which α is fitted
+_IN_WORDS = {"corpus": "the corpus", "tokens": "the definition of a word", "word_options": "the choice of words"}
 
 Record = dict[str, Any]  # step, passes, seconds, rate and score of one report
 Watch = Callable[[Iterator[Progress]], Iterator[Progress]]
@@ -92,11 +94,6 @@ def initial_model(settings: Settings, num_docs: float) -> LDA:
     return LDA(alpha, eta, num_docs, settings.local_tol, settings.local_max_iter, method)
 
 
-def local_options(settings: Settings) -> dict[str, Any]:
-    """Return the options of the local step outside of training."""
-    return {"tol": settings.local_tol, "max_iter": settings.local_max_iter, "threads": settings.threads}
-
-
 def check_resumable(checkpoint: Checkpoint, settings: Settings, metadata: Mapping[str, Any]) -> None:
     """Raise an error if a checkpoint has other settings or another corpus.
 
@@ -106,12 +103,35 @@ def check_resumable(checkpoint: Checkpoint, settings: Settings, metadata: Mappin
       metadata: Further entries of the checkpoint, such as a fingerprint of the corpus.
 
     Raises:
-      LoadError: A setting differs; the message names every such setting with both values.
+      OptionError: A setting differs.
+      LoadError: The metadata differ; the message names every difference with both values.
     """
-    ignored = {"learned"} | {name for name, option in OPTIONS.items() if option.may_change}
-    pair = (checkpoint.settings, settings.as_json() | dict(metadata))
-    then, now = ({name: value for name, value in each.items() if name not in ignored} for each in pair)
+    # Settings follow from the number of documents: other documents are the first difference to report.
+    ignored = {"learned", *OPTIONS}
+    then, now = (
+        {_IN_WORDS.get(name, name): value for name, value in each.items() if name not in ignored}
+        for each in (checkpoint.settings, metadata)
+    )
     check_same(then, now)
+    check_settings(checkpoint.settings, dict.fromkeys(OPTIONS) | settings.as_json())
+
+
+def check_settings(stored: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Raise an error if a setting differs from the one of a checkpoint.
+
+    Args:
+      stored: The settings of the checkpoint.
+      current: Settings of the new run, some or all; passes, seconds, threads and checkpoint_every may differ.
+
+    Raises:
+      OptionError: A setting differs.
+    """
+    for name, value in current.items():
+        then, now = stored.get(name), "inf" if value == math.inf else value
+        if then != now and not OPTIONS[name].may_change:
+            was = "not set" if then is None else then
+            problem = f"was {was} in the checkpoint, and is {'not set' if now is None else now} now"
+            raise OptionError(name, f"{problem}; a resumed run cannot change it")
 
 
 class PriorLearner:
@@ -128,7 +148,7 @@ class PriorLearner:
         self, settings: Settings, corpus: Corpus, documents: npt.NDArray | None, rng: np.random.Generator
     ) -> None:
         self._learns_alpha, self._learns_eta = (isinstance(p, str) for p in (settings.alpha, settings.eta))
-        self._corpus, self._rng, self._options = corpus, rng, local_options(settings)
+        self._corpus, self._rng, self._threads = corpus, rng, settings.threads
         self._documents = np.arange(corpus.num_docs) if documents is None else documents
         self._mean_log: npt.NDArray | None = None
 
@@ -152,7 +172,7 @@ class PriorLearner:
 
     def _alpha_of_posteriors(self, model: LDA, lam: Array, X: scipy.sparse.csr_array) -> npt.NDArray:
         """Fit α to a moving average of E[log θ]."""
-        gamma = inference.posteriors(model, lam, X, **self._options)
+        gamma = inference.posteriors(model, lam, X, threads=self._threads)
         found = np.asarray(priors.mean_log(gamma, 1))
         # The moving average includes many documents, and forgets documents that were fitted to older topics.
         old = self._mean_log
@@ -179,6 +199,8 @@ class PriorLearner:
 
 class Run:
     """A run that can be watched, interrupted and resumed.
+
+    A resumed run counts steps and passes from the first step of all, and ``settings.seconds`` from its own start.
 
     Args:
       corpus: The counts.

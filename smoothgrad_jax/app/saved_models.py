@@ -91,13 +91,18 @@ class SavedModel(NamedTuple):
         return [[(words[w], float(beta[w])) for w in order] for beta, order in best]
 
     def lda(self) -> "LDA":
-        """Return the priors as a :class:`smoothgrad_jax.LDA`."""
+        """Return the priors and the options of the local step as a :class:`smoothgrad_jax.LDA`.
+
+        An option that the settings do not contain has the default of that class.
+        """
         from smoothgrad_jax.models.lda.methods import named_method
         from smoothgrad_jax.models.lda.model import LDA
 
-        # Models that were saved before the option existed are variational.
-        method = named_method(self.settings.get("method", "variational"), 1)
-        return LDA(self.alpha, self.eta, self.num_docs, method=method)
+        setting_of = {"tol": "local_tol", "max_iter": "local_max_iter", "method": "method"}
+        options = {name: self.settings[setting] for name, setting in setting_of.items() if setting in self.settings}
+        if "method" in options:
+            options["method"] = named_method(options["method"], sweeps=1)  # inference after training does not sample
+        return LDA(self.alpha, self.eta, self.num_docs, **options)
 
     def transform(self, documents: "Documents", **options: Any) -> npt.NDArray:
         """Return E[θ] of documents as [D, K].
@@ -165,7 +170,8 @@ def save_model(path: str | os.PathLike, model: SavedModel) -> None:
       ValueError: If the parts of the model do not match.
       SaveError: If the model cannot be written (disk full, no permission, …). A previous model is unchanged.
     """
-    model = _checked(model)
+    model = checked(model)
+    _check_lines(model.vocabulary)
     folder = Path(path)
     metadata = {
         "format": _FORMAT,
@@ -226,8 +232,12 @@ def _topic_map(topics: npt.ArrayLike) -> npt.NDArray[np.float64]:
     return report.classical_scaling(report.jensen_shannon(np.asarray(topics)))[0]  # pyLDAvis passes a DataFrame
 
 
-def _checked(model: SavedModel) -> SavedModel:
-    """Check shapes and values, and return the model with NumPy arrays."""
+def checked(model: SavedModel) -> SavedModel:
+    """Return the model with NumPy arrays.
+
+    Raises:
+      ValueError: If the parts of the model do not match, or a value is out of range; the message names the part.
+    """
     lam = np.asarray(model.lam)
     if lam.ndim != 2 or lam.dtype not in (np.float32, np.float64) or not lam.size:
         raise ValueError(f"λ must be float32 or float64 of shape [V, K], got {lam.dtype} of shape {lam.shape}")
@@ -247,26 +257,24 @@ def _checked(model: SavedModel) -> SavedModel:
                 raise ValueError(f"{name} must be positive, got {array.min()}")
         elif array.shape != counts[name]:
             raise ValueError(f"{name} must have shape {counts[name]}, got {array.shape}")
-        elif not (array >= 0).all():
-            raise ValueError(f"{name} must not be negative, got {array.min()}")
+        elif not (array >= 0).all() or not array.any():
+            raise ValueError(f"{name} must not be negative, and not all 0, got {array.min()} to {array.max()}")
     if model.quality is not None and np.shape(model.quality.npmi) != (num_topics,):
         raise ValueError(f"quality must be that of {num_topics} topics, got {np.size(model.quality.npmi)}")
     num_docs = float(model.num_docs)
     if not 0 < num_docs < float("inf"):
         raise ValueError(f"num_docs must be a positive number, got {model.num_docs}")
-    return model._replace(num_docs=num_docs, vocabulary=_checked_vocabulary(model.vocabulary, num_words), **arrays)
+    vocabulary = None if model.vocabulary is None else list(map(str, model.vocabulary))
+    if vocabulary is not None and len(vocabulary) != num_words:
+        raise ValueError(f"the vocabulary must have {num_words} words, one per row of λ, got {len(vocabulary)}")
+    return model._replace(num_docs=num_docs, vocabulary=vocabulary, **arrays)
 
 
-def _checked_vocabulary(vocabulary: list[str] | None, num_words: int) -> list[str] | None:
-    if vocabulary is None:
-        return None
-    vocabulary = list(map(str, vocabulary))
-    if len(vocabulary) != num_words:
-        raise ValueError(f"the vocabulary has {len(vocabulary)} words, but λ has {num_words} rows")
-    for i, word in enumerate(vocabulary):
+def _check_lines(vocabulary: list[str] | None) -> None:
+    """Raise an error if a word cannot be stored as a line of UTF-8."""
+    for i, word in enumerate(vocabulary or []):
         if "\n" in word or word.encode(errors="replace").decode() != word:
             raise ValueError(f"word {i} of the vocabulary cannot be stored as a line of UTF-8: {word!r}")
-    return vocabulary
 
 
 def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
@@ -306,8 +314,8 @@ def _load(folder: Path) -> SavedModel:
     except LoadError:
         is_new, path = False, folder / "model.json"
         metadata = durable_files.read_json(path, _FORMAT, _VERSION)
-    if metadata.get("model", _KIND) != _KIND:  # absent in folders of early versions
-        raise LoadError(f"{path}: this package reads models of the kind {_KIND!r}, got {metadata['model']!r}")
+    if metadata.get("model") != _KIND:
+        raise LoadError(f"{path}: this package reads models of the kind {_KIND!r}, got {metadata.get('model')!r}")
 
     def find(name: str) -> Path:
         """Return the path of a file, which may not have been renamed yet."""
@@ -333,7 +341,7 @@ def _load(folder: Path) -> SavedModel:
             from smoothgrad_jax.models.topic_quality import TopicQuality  # scipy, which other models do not need
 
             model = model._replace(quality=TopicQuality.from_json(metadata["quality"]))
-        return _checked(model)
+        return checked(model)
 
 
 def _modification(folder: Path) -> list[tuple[str, int, int, int]]:

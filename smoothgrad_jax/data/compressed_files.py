@@ -165,7 +165,7 @@ def _transcode(path: Path, chunks: Iterator[bytes], encoding: str) -> Iterator[b
         except UnicodeError as error:
             start = error.object[: error.start] if isinstance(error, UnicodeDecodeError) else b""
             line += start.decode(encoding, "ignore").count("\n")
-            problem = f"expected {encoding}, got bytes that are not; pass another encoding"
+            problem = f"the bytes are not valid {encoding}; pass another ", OptionName("encoding")
             raise corpus_error(path, problem, line) from None
         line += text.count("\n")
         if text:

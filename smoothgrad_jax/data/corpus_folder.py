@@ -14,10 +14,9 @@ to its final name when it is complete.
 """
 
 import contextlib
-import errno
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
@@ -31,13 +30,13 @@ from smoothgrad_jax.data.durable_files import Entry, LoadError
 from smoothgrad_jax.data.errors import CorpusError, OptionName, corpus_error
 from smoothgrad_jax.data.sources import Source
 
-FORMAT, VERSION = "smoothgrad corpus", 2  # version 1 had SHA-256 checksums, and no checksum of the manifest
+FORMAT, VERSION = "smoothgrad corpus", 2
 
 _TYPES = {"indptr.npy": ("<i8",), "indices.npy": ("<u2", "<i4"), "data.npy": ("|u1", "<u2", "<u4", "<f4")}
 _WORDS = "vocabulary.txt"
 
 
-class Stored(NamedTuple):
+class CountedCorpus(NamedTuple):
     """A corpus with its words.
 
     Attributes:
@@ -83,7 +82,7 @@ def convert(
     jobs: int | None = None,
     progress: OnProgress | None = None,
     **options: Unpack[WordOptions],
-) -> Stored:
+) -> CountedCorpus:
     """Write a corpus to a folder, in bounded memory.
 
     Args:
@@ -91,25 +90,25 @@ def convert(
       out: The folder. It must not exist, unless ``overwrite`` is set and it is a corpus folder.
       overwrite: Replace a corpus folder, once the new one is complete.
       jobs: Processes that count text; see :func:`smoothgrad_jax.data.text.count_stream`.
-      progress: Called with (documents so far, bytes read or None if unknown) at most five times per second, and at the
-        end.
+      progress: Called with the number of documents so far, at most five times per second, and at the end.
       **options: See :class:`WordOptions`, and for text :func:`smoothgrad_jax.data.text.tokens`.
 
     Returns:
       The corpus of the folder.
 
     Raises:
-      CorpusError: If the source or an option is not usable, no word is left, ``out`` exists, or it cannot be written.
-        An existing corpus is unchanged then. A killed process leaves ``OUT.partial-…``, which can be deleted.
+      CorpusError: If the source or an option is not usable, no word is left, or ``out`` exists.
+      SaveError: If ``out`` cannot be written. An existing corpus is unchanged after any error. A killed process leaves
+        ``OUT.partial-…``, which can be deleted.
     """
     out = Path(out)
-    tokens, limits, words = _check_options(source, **options)
+    tokens, limits, words = _check_options(source, jobs, **options)
     if os.path.lexists(out) and not overwrite:
         remedy = "choose another name, or pass ", OptionName("overwrite", True), " to replace a corpus"
         raise corpus_error(out, ("exists already; ", *remedy))
     if os.path.lexists(out) and not is_folder(out):
         raise corpus_error(out, "exists and is not a corpus folder; it is not overwritten")
-    with _write_errors(out):
+    with durable_files.saving(out, lambda: "what was written has been removed"):
         durable_files.make_folder(out.parent)
         with durable_files.replacing(out, overwrite=overwrite) as temporary:
             temporary.mkdir()
@@ -122,7 +121,7 @@ def convert(
 
 def read(
     source: Source, *, jobs: int | None = None, progress: OnProgress | None = None, **options: Unpack[WordOptions]
-) -> Stored:
+) -> CountedCorpus:
     """Read a corpus into memory, with the content and the types that :func:`convert` would write to a folder.
 
     The arguments are those of :func:`convert`.
@@ -130,7 +129,7 @@ def read(
     Raises:
       CorpusError: If the source or an option is not usable, or no word is left.
     """
-    tokens, limits, words = _check_options(source, **options)
+    tokens, limits, words = _check_options(source, jobs, **options)
     with counting.count(source, tokens, limits, words, jobs, progress) as counted:
         lengths = (counted.num_docs + 1, counted.num_entries, counted.num_entries)
         arrays = [np.zeros(length, dtype) for length, dtype in zip(lengths, counted.types, strict=True)]
@@ -141,10 +140,10 @@ def read(
                 ends[i] += len(piece)
         indptr, indices, data = arrays
         corpus = Corpus(indptr, indices, data, counted.num_words)
-        return Stored(corpus, counted.vocabulary, _manifest(source, tokens, counted))
+        return CountedCorpus(corpus, counted.vocabulary, _manifest(source, tokens, counted))
 
 
-def open_folder(path: str | os.PathLike, *, verify: bool = False) -> Stored:
+def open_folder(path: str | os.PathLike, *, verify: bool = False) -> CountedCorpus:
     """Open a corpus folder. Its arrays are memory-mapped; only the vocabulary is read into memory.
 
     Args:
@@ -173,7 +172,7 @@ def is_folder(path: str | os.PathLike) -> bool:
     return isinstance(manifest, dict) and manifest.get("format") == FORMAT
 
 
-def _open(path: Path, manifest: dict[str, Any], verify: bool) -> Stored:
+def _open(path: Path, manifest: dict[str, Any], verify: bool) -> CountedCorpus:
     num_docs, num_words, num_entries = (int(manifest[name]) for name in ("num_docs", "num_words", "num_entries"))
     files: dict[str, Entry] = manifest["files"]
     lengths = {"indptr.npy": num_docs + 1, "indices.npy": num_entries, "data.npy": num_entries}
@@ -193,7 +192,7 @@ def _open(path: Path, manifest: dict[str, Any], verify: bool) -> Stored:
         vocabulary = (path / _WORDS).read_bytes().decode("utf-8", "replace").split("\n")[:-1]
         if len(vocabulary) != num_words:
             raise LoadError(f"{path / _WORDS}: damaged: expected {num_words} words, got {len(vocabulary)}")
-    return Stored(Corpus(indptr, indices, data, num_words), vocabulary, manifest)
+    return CountedCorpus(Corpus(indptr, indices, data, num_words), vocabulary, manifest)
 
 
 def _open_array(path: Path, entry: Entry | None, length: int, verify: bool) -> npt.NDArray:
@@ -207,18 +206,21 @@ def _open_array(path: Path, entry: Entry | None, length: int, verify: bool) -> n
 
 def _check_options(
     source: Source,
+    jobs: int | None,
     *,
     min_df: float | str = "auto",
     max_df: float | str = "auto",
     max_features: int | str | None = "auto",
     vocabulary: Sequence[str] | str | os.PathLike | None = None,
-    lowercase: bool = True,
-    token_pattern: str = text.WORD,
-    stop_words: str | os.PathLike | Iterable[str] | None = "english",
-    ngram_range: Sequence[int] = (1, 1),
+    **token_options: Unpack[text.TokenOptions],
 ) -> tuple[text.Tokens | None, dict[str, Any], list[str] | None]:
     """Return the definition of a token in text, the limits by which words are chosen, and the vocabulary if given."""
-    tokens = text.tokens(lowercase, token_pattern, stop_words, ngram_range) if source.is_text else None
+    tokens = None
+    if source.is_text:
+        tokens = text.tokens(**token_options, encoding=source.encoding)
+    else:
+        for name, value in (*token_options.items(), *([] if jobs is None else [("jobs", jobs)])):
+            raise corpus_error(source.paths[0], (OptionName(name, value), f" has no meaning for {source.format}"))
     limits = {"min_df": min_df, "max_df": max_df, "max_features": max_features}
     text.check_limits(min_df, max_df, max_features)
     if vocabulary is None and source.is_text:
@@ -227,7 +229,7 @@ def _check_options(
         first, second, third = map(OptionName, limits)
         problem = OptionName("vocabulary"), ": exactly these words are kept; omit "
         raise CorpusError(*problem, first, ", ", second, " and ", third)
-    return tokens, limits, None if vocabulary is None else text.check_vocabulary(vocabulary)
+    return tokens, limits, None if vocabulary is None else text.check_vocabulary(vocabulary, source.encoding)
 
 
 def _manifest(source: Source, tokens: text.Tokens | None, counted: Counted) -> dict[str, Any]:
@@ -257,15 +259,3 @@ def _write_files(counted: Counted, folder: Path) -> dict[str, Entry]:
             for word in counted.vocabulary:
                 files[_WORDS].write(counting.word_line(word))
         return {name: file.finish() for name, file in files.items()}
-
-
-@contextlib.contextmanager
-def _write_errors(out: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            problem = "there is no space left on the disk; what was written has been removed"
-        else:
-            problem = f"cannot be written: {error}"
-        raise corpus_error(out, problem) from error

@@ -70,12 +70,12 @@ def max_words(num_entries: int) -> int:
 def check_header(path: Path, header: Header) -> Header:
     """Return the header if its numbers are plausible for a corpus."""
     if header.num_words > MAX_WORDS or header.num_words > max_words(header.num_entries):
-        declared = f"{header.num_words:,} words for {plural(header.num_entries, 'entry')}"
+        declared = f"{plural(header.num_words, 'word')} for {plural(header.num_entries, 'entry')}"
     elif header.num_docs > 2**20 + 100 * header.num_entries:
-        declared = f"{header.num_docs:,} documents for {plural(header.num_entries, 'entry')}"
+        declared = f"{plural(header.num_docs, 'document')} for {plural(header.num_entries, 'entry')}"
     else:
         return header
-    raise corpus_error(path, f"the header declares {declared}: expected numbers of a corpus", header.lines or None)
+    raise corpus_error(path, f"the header declares {declared}, which is not plausible", header.lines or None)
 
 
 def triplet_blocks(
@@ -215,8 +215,8 @@ def _assemble(path: Path, triplets: Iterator[Triplets], header: Header) -> Itera
         present = int(np.count_nonzero(np.diff(docs, prepend=-1)))
         empty += stop - following - present
         if empty > 2**20 + 100 * seen:
-            got = f"at least {empty:,} documents without words, and {seen:,} entries in the file so far"
-            raise corpus_error(path, f"expected the documents of a corpus, got {got}")
+            got = f"at least {plural(empty, 'document')} without words after {plural(seen, 'entry')}"
+            raise corpus_error(path, f"got {got}, which is not plausible for a corpus")
         while following < stop:
             last = min(stop, following + BLOCK_ENTRIES)
             ends = np.searchsorted(docs, np.arange(following, last + 1))

@@ -1,13 +1,13 @@
 """Parse count files: triplets (uci, mm) have one entry per line, pairs (ldac, svmlight) one document per line.
 
-A chunk of lines is parsed by columns. If that fails, the chunk is parsed line by line, which is slower and reports the
-line of an error.
+A chunk of lines is parsed by columns. If the chunk has an error, its lines are parsed one by one to find the line.
 """
 
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from smoothgrad_jax.data.sources import Head, Source
 NUMBER = re.compile(rb"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 
 _LABEL = re.compile(rb"[-+]?[0-9.][-+0-9.,eE]*")
+_COUNTS = f"expected a count from 0 to {MAX_COUNT:.0e}"
 _QUERY_ID = re.compile(rb"qid:[0-9]+")
 _BLANKS = bytes.maketrans(b"\t\r\v\f", b"    ")
 _NEWLINE, _SPACE, _COLON = b"\n :"
@@ -29,6 +30,7 @@ _SIZES = ("documents", "words", "entries")
 _FROM_0 = ("; if the ids of this file count from 0, pass ", OptionName("first_id", 0))
 
 Columns = list[npt.NDArray]  # documents, words and perhaps counts, as in the file
+Parsed = TypeVar("Parsed")
 Pairs = tuple[npt.NDArray, npt.NDArray, npt.NDArray]  # pairs per line; all word ids, as in the file; all counts
 
 
@@ -138,7 +140,8 @@ def _parse_numbers(chunk: bytes) -> npt.NDArray | None:
     if not rest:
         # The fastest parser of NumPy. It saturates at the largest int64.
         numbers = np.fromstring(chunk, np.int64, sep=" ") if chunk else np.zeros(0, np.int64)
-        return numbers if numbers.max(initial=0) < 2**62 else None
+        if numbers.max(initial=0) < 2**62:
+            return numbers
     if rest.translate(None, b".eE+-"):
         return None
     try:
@@ -147,27 +150,41 @@ def _parse_numbers(chunk: bytes) -> npt.NDArray | None:
         return None
 
 
-def _parse_count(path: Path, line: int, token: bytes) -> float:
-    number = float(token) if NUMBER.fullmatch(token) else np.nan
-    if not 0 <= number <= MAX_COUNT:
-        raise corpus_error(path, f"expected a count from 0 to {MAX_COUNT:.0e}, got {excerpt(token)}", line)
-    return number
+def _first_outside(numbers: npt.NDArray, first: float, last: float, integers: bool = True) -> str | None:
+    """Return the first number that is not in a range, or not an integer; None if there is none."""
+    fractional = integers and numbers.dtype.kind != "i" and (numbers % 1).any()
+    if not len(numbers) or (first <= numbers.min() and numbers.max() <= last and not fractional):
+        return None
+    valid = (numbers >= first) & (numbers <= last)
+    if fractional:
+        valid &= numbers % 1 == 0
+    return f"{numbers[np.argmin(valid)]:.17g}"
 
 
-def _parse_id(path: Path, line: int, token: bytes, name: str, first: int, last: int, hint: Pieces) -> int:
-    number = float(token) if NUMBER.fullmatch(token) else np.nan
-    if not first <= number <= last or number != int(number):
-        problem = f"expected a {name} from {first} to {last}, got {excerpt(token)}"
-        raise corpus_error(path, (problem, *hint), line)
-    return int(number)
+def _parsed(
+    path: Path,
+    skip: int,
+    parse: Callable[[bytes], Parsed | None],
+    problem_of: Callable[[Parsed | None, bytes], Pieces | None],
+) -> Iterator[Parsed]:
+    """Parse the chunks of a file, after some lines; in a chunk with a problem, parse line by line to name the line.
 
-
-def _in_range(numbers: npt.NDArray, first: float, last: float) -> bool:
-    return not len(numbers) or bool(first <= numbers.min() and numbers.max() <= last)
-
-
-def _are_integers(numbers: npt.NDArray) -> bool:
-    return numbers.dtype.kind == "i" or not (numbers % 1).any()
+    Args:
+      path: The file.
+      skip: The number of lines to skip.
+      parse: Returns what some lines contain, or None if they have another form.
+      problem_of: Returns the problem of what ``parse`` returned for some bytes; it always has one with None.
+    """
+    for first, chunk in line_chunks(path, compressed_files.MAX_RECORD_BYTES, skip=skip):
+        parsed = parse(chunk)
+        if parsed is not None and not problem_of(parsed, chunk):
+            yield parsed
+            continue
+        for line, text in enumerate(chunk[:-1].split(b"\n"), first):
+            parsed = parse(text + b"\n")
+            if (problem := problem_of(parsed, text)) or parsed is None:
+                raise corpus_error(path, problem or (), line)
+            yield parsed
 
 
 # Triplets.
@@ -175,19 +192,27 @@ def _are_integers(numbers: npt.NDArray) -> bool:
 
 def _read_triplets(path: Path, header: Header, first_id: int, ordered: bool) -> Iterator[Triplets]:
     """Yield checked triplets; if ``ordered``, also check that documents do not decrease."""
-    last_doc, last_word = first_id + header.num_docs - 1, first_id + header.num_words - 1
-    ranges = ((first_id, last_doc), (first_id, last_word), (0, MAX_COUNT))
     read, latest = 0, first_id
-    for line, chunk in line_chunks(path, compressed_files.MAX_RECORD_BYTES, skip=header.lines):
-        columns = _parse_columns(chunk, header.columns)
-        if (
-            columns is None
-            or read + len(columns[0]) > header.num_entries
-            or not all(_in_range(column, *limits) for column, limits in zip(columns, ranges, strict=False))
-            or not (_are_integers(columns[0]) and _are_integers(columns[1]))
-            or (ordered and not is_sorted(columns[0], latest))
-        ):
-            columns = _parse_columns_by_line(path, line, chunk, header, first_id, read, latest if ordered else first_id)
+
+    def problem_of(columns: Columns | None, text: bytes) -> Pieces | None:
+        """Return what is wrong with the columns of the next lines, or of the line ``text``."""
+        if columns is None:
+            return (f"expected document word{' count' * (header.columns == 3)}, got {excerpt(text)}",)
+        if read + len(columns[0]) > header.num_entries:
+            return (f"the header declares {plural(header.num_entries, 'entry')}, the file has more",)
+        for name, numbers, size in zip(("document", "word"), columns, header[:2], strict=False):
+            last_id = first_id + size - 1
+            if bad := _first_outside(numbers, first_id, last_id):
+                return (f"expected a {name} from {first_id} to {last_id}, got {bad}", *(_FROM_0 if first_id else ()))
+        if len(columns) == 3 and (bad := _first_outside(columns[2], 0, MAX_COUNT, integers=False)):
+            return (f"{_COUNTS}, got {bad}",)
+        if ordered and not is_sorted(columns[0], latest):
+            remedy = ("; pass ", OptionName("sort", True), ", or sort the file by its first number")
+            return (f"expected documents in order, got {columns[0].min():.17g} after {latest}", *remedy)
+        return None
+
+    parse = partial(_parse_columns, columns=header.columns)
+    for columns in _parsed(path, header.lines, parse, problem_of):
         if not len(columns[0]):
             continue
         read, latest = read + len(columns[0]), int(columns[0][-1])
@@ -198,7 +223,7 @@ def _read_triplets(path: Path, header: Header, first_id: int, ordered: bool) -> 
 
 
 def _parse_columns(chunk: bytes, columns: int) -> Columns | None:
-    """Return columns of numbers; None if the chunk must be parsed line by line."""
+    """Return columns of numbers; None if a line does not have this number of numbers."""
     tokenized = _tokenize(chunk, colon=False)
     if tokenized is None or len(tokenized[1]) % columns:
         return None
@@ -208,33 +233,6 @@ def _parse_columns(chunk: bytes, columns: int) -> Columns | None:
     if (by_line[:, -1] != _NEWLINE).any() or (by_line[:, :-1] != _SPACE).any():
         return None
     return [np.ascontiguousarray(numbers[column::columns]) for column in range(columns)]
-
-
-def _parse_columns_by_line(
-    path: Path, first: int, chunk: bytes, header: Header, first_id: int, read: int, latest: int
-) -> Columns:
-    """Parse and check a chunk line by line, to report the line of an error."""
-    rows: list[tuple[float, ...]] = []
-    hint: Pieces = _FROM_0 if first_id else ()
-    for line, text in enumerate(chunk[:-1].split(b"\n"), first):
-        tokens = text.split()
-        if not tokens:
-            continue
-        if len(tokens) != header.columns:
-            expected = "document word count" if header.columns == 3 else "document word"
-            raise corpus_error(path, f"expected {expected}, got {excerpt(text)}", line)
-        if read + len(rows) == header.num_entries:
-            declared = plural(header.num_entries, "entry")
-            raise corpus_error(path, f"the header declares {declared}, the file has more", line)
-        doc = _parse_id(path, line, tokens[0], "document", first_id, first_id + header.num_docs - 1, hint)
-        if doc < latest:
-            problem = f"expected documents in order, got {doc} after {latest}"
-            remedy = ("; pass ", OptionName("sort", True), ", or sort the file by its first number")
-            raise corpus_error(path, (problem, *remedy), line)
-        latest = doc
-        word = _parse_id(path, line, tokens[1], "word", first_id, first_id + header.num_words - 1, hint)
-        rows.append((doc, word, *(_parse_count(path, line, token) for token in tokens[2:])))
-    return list(np.array(rows, np.float64).reshape(-1, header.columns).T)
 
 
 # Pairs.
@@ -269,7 +267,8 @@ def _pair_blocks(path: Path, source: Source, counted: bool, first_id: int) -> It
         seen += len(words)
         largest = int(words.max(initial=0))
         if source.num_words is None and largest > count_blocks.max_words(seen):
-            raise corpus_error(path, f"word id {largest:,} after {seen:,} entries: expected ids that number the words")
+            reason = "which is not plausible for ids that number the words"
+            raise corpus_error(path, f"got the word id {largest:,} after {plural(seen, 'entry')}, {reason}")
         if held >= count_blocks.BLOCK_ENTRIES:
             yield _join_pairs(path, kept, first_id)
             kept, held = [], 0
@@ -296,19 +295,32 @@ def _first_pair_id(source: Source, counted: bool) -> int:
 
 
 def _read_pairs(path: Path, source: Source, counted: bool, first_id: int, last_id: int) -> Iterator[Pairs]:
-    for line, chunk in line_chunks(path, compressed_files.MAX_RECORD_BYTES):
-        pairs = _parse_pairs(chunk, counted)
-        if pairs is None or not (_in_range(pairs[1], first_id, last_id) and _in_range(pairs[2], 0, MAX_COUNT)):
-            pairs = _parse_pairs_by_line(path, line, chunk, source, counted, first_id, last_id)
-        yield pairs
+    """Yield checked pairs."""
+
+    def problem_of(pairs: Pairs | None, text: bytes) -> Pieces | None:
+        """Return what is wrong with the pairs of some lines, or of the line ``text``."""
+        if pairs is None:
+            expected = "N id:count …, with N pairs" if counted else "label id:count …"
+            return (f"expected {expected}, got {excerpt(text)}",)
+        if bad := _first_outside(pairs[1], first_id, last_id):
+            hint: Pieces = _FROM_0 if first_id else ()
+            if source.num_words is not None:
+                words = f" for a vocabulary of {plural(source.num_words, 'word')}; is it the one of this file? If its "
+                hint = (words, f"ids count from {1 - first_id}, pass ", OptionName("first_id", 1 - first_id))
+            return (f"expected a word id from {first_id} to {last_id}, got {bad}", *hint)
+        bad = _first_outside(pairs[2], 0, MAX_COUNT, integers=False)
+        return (f"{_COUNTS}, got {bad}",) if bad else None
+
+    for lengths, words, counts in _parsed(path, 0, partial(_parse_pairs, counted=counted), problem_of):
+        yield lengths, words.astype(np.int64), counts.astype(np.float64)
 
 
 def _parse_pairs(chunk: bytes, counted: bool) -> Pairs | None:
-    """Return the pairs of a chunk; None if the chunk must be parsed line by line."""
+    """Return the pairs of a chunk; None if a line has another form, or another number of pairs than it declares."""
     if not counted:
         chunk = re.sub(rb"#[^\n]*", b"", chunk) if b"#" in chunk else chunk
-        chunk = re.sub(rb"(?m)^([^\s:]+[ \t]+)qid:[0-9]+(?=\s)", rb"\1", chunk) if b"qid:" in chunk else chunk
-        chunk = re.sub(rb"(?m)^[-+]?[0-9.][-+0-9.,eE]*(?=\s)", b"0", chunk)
+        chunk = re.sub(rb"(?m)^([ \t]*[^\s:]+[ \t]+)qid:[0-9]+(?=\s)", rb"\1", chunk) if b"qid:" in chunk else chunk
+        chunk = re.sub(rb"(?m)^[ \t]*[-+]?[0-9.][-+0-9.,eE]*(?=\s)", b"0", chunk)
     tokenized = _tokenize(chunk, colon=True)
     if tokenized is None:
         return None
@@ -326,37 +338,4 @@ def _parse_pairs(chunk: bytes, counted: bool) -> Pairs | None:
     if counted and (numbers[place == 0] != lengths).any():
         return None
     pairs = numbers[place > 0].reshape(-1, 2)
-    if not (_in_range(pairs[:, 0], 0, MAX_WORDS) and _are_integers(pairs[:, 0])):
-        return None
-    return lengths, pairs[:, 0].astype(np.int64), pairs[:, 1].astype(np.float64)
-
-
-def _parse_pairs_by_line(
-    path: Path, first: int, chunk: bytes, source: Source, counted: bool, first_id: int, last_id: int
-) -> Pairs:
-    """Parse and check a chunk line by line, to report the line of an error."""
-    lengths, words, counts = [], [], []
-    expected = "N id:count …" if counted else "label id:count …"
-    hint: Pieces = _FROM_0 if first_id else ()
-    if source.num_words is not None:
-        what = f" for a vocabulary of {plural(source.num_words, 'word')}; is it the one of this file? If its ids "
-        hint = (what, f"count from {1 - first_id}, pass ", OptionName("first_id", 1 - first_id))
-    for line, text in enumerate(chunk[:-1].split(b"\n"), first):
-        label, *pairs = (text if counted else text.partition(b"#")[0]).split() or [b""]
-        if not label:
-            continue
-        if pairs and not counted and _QUERY_ID.fullmatch(pairs[0]):
-            pairs = pairs[1:]
-        if not (NUMBER if counted else _LABEL).fullmatch(label):
-            raise corpus_error(path, f"expected {expected}, got {excerpt(text)}", line)
-        if counted and float(label) != len(pairs):
-            problem = f"expected as many pairs as the line declares, {excerpt(label)}; got {len(pairs)}"
-            raise corpus_error(path, problem, line)
-        for pair in pairs:
-            word, colon, count = pair.partition(b":")
-            if not colon:
-                raise corpus_error(path, f"expected {expected}, got {excerpt(pair)}", line)
-            words.append(_parse_id(path, line, word, "word id", first_id, last_id, hint))
-            counts.append(_parse_count(path, line, count))
-        lengths.append(len(pairs))
-    return np.array(lengths, np.int64), np.array(words, np.int64), np.array(counts, np.float64)
+    return lengths, pairs[:, 0], pairs[:, 1]

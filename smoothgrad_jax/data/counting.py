@@ -43,7 +43,7 @@ _SPOOL_BYTES = 8 << 20  # size up to which a temporary file stays in memory
 _SPOOL_WORDS = 1_000_000  # distinct words per spool
 _MAX_INTEGER = 1 << 32  # larger counts are stored as floats
 
-OnProgress = Callable[[int, int | None], None]
+OnProgress = Callable[[int], None]  # called with the number of documents so far
 Arrays = tuple[npt.NDArray, npt.NDArray, npt.NDArray]  # indptr, indices and data of some documents
 Words = list[str] | IO[bytes]  # words, or a file with one word per line
 NewFile = Callable[[], IO[bytes]]
@@ -217,7 +217,7 @@ class _Tally:
     def report(self) -> None:
         self.last = time.monotonic()
         if self.progress is not None:
-            self.progress(self.documents, None)
+            self.progress(self.documents)
 
 
 _Counts = tuple[_WordStatistics, list[_Spool], list[npt.NDArray | None]]  # and per spool the ranks of its word numbers
@@ -264,7 +264,7 @@ def _count_vocabulary(
         number = np.array([numbers.get(word, -1) for word in source.vocabulary], np.int32)
         stream = (_add_duplicates(text.keep_entries(indptr, number[ids], n)) for indptr, ids, n in _blocks(source))
     else:
-        raise CorpusError(f"{_name(source)}: its words have no names, which a vocabulary needs")
+        raise CorpusError(f"{_name(source)}: its words have no names, by which they could be matched with a vocabulary")
     with contextlib.closing(stream):
         for part in stream:
             spool.add(part.indptr, part.indices, part.data)

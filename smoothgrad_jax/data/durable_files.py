@@ -194,15 +194,12 @@ def read_json(
         raise LoadError(f"{path}: damaged, or not a {format}: {error}") from error
     if not isinstance(body, dict) or body.get("format") != format:
         raise LoadError(f"{path}: not a {format}")
-    found = body.get("version")
-    older = isinstance(found, int) and found < version
-    # The checksum is compared before the version, so that a damaged file is not reported as a newer one. The first
-    # version of corpus folders had no checksum in its manifest.
-    given = body.pop("checksum", None)
-    if given != _json_checksum(body) and not (older and given is None):
+    # The checksum is compared before the version, so that a damaged file is not reported as a newer one.
+    if body.pop("checksum", None) != _json_checksum(body):
         raise LoadError(f"{path}: damaged, or edited by hand: its checksum does not match")
+    found = body.get("version")
     if found != version:
-        advice = if_older if older else "upgrade this package"
+        advice = if_older if isinstance(found, int) and found < version else "upgrade this package"
         raise VersionError(f"{path}: format version {found}, this package reads version {version}: {advice}")
     return body
 
@@ -244,6 +241,10 @@ def replacing(path: str | os.PathLike, *, overwrite: bool = True) -> Iterator[Pa
       path: The file or folder to write; its parent must exist.
       overwrite: Replace an existing one; if False, raise ``FileExistsError``.
 
+    Raises:
+      IsADirectoryError, NotADirectoryError: The content is a file and ``path`` a folder, or the reverse; ``path`` is
+        unchanged.
+
     Example::
 
         with replacing("report.html") as temporary:
@@ -262,10 +263,10 @@ def replacing(path: str | os.PathLike, *, overwrite: bool = True) -> Iterator[Pa
             temporary.rename(path)
         elif not overwrite:
             raise FileExistsError(f"{path}: exists already")
-        elif path.is_dir():
+        elif temporary.is_dir() and path.is_dir():
             _swap_folders(temporary, path)
         else:
-            temporary.replace(path)
+            temporary.replace(path)  # the system refuses to replace a folder by a file, or a file by a folder
         sync_folder(path.parent)
     finally:
         _remove(temporary)

@@ -96,7 +96,7 @@ def with_field(source: Source, line: int, names: list[str], texts: list[str]) ->
         likely = [name for name in _FIELDS if name in texts]
         if not likely and len(texts) != 1:
             problem = f"expected a field {', '.join(_FIELDS[:-1])} or {_FIELDS[-1]}, got {listed(names)}"
-            raise corpus_error(path, (f"{problem}; name the one that is the text by ", OptionName("field")), line)
+            raise corpus_error(path, (f"{problem}; pass the one with the text as ", OptionName("field")), line)
         field = (likely or texts)[0]
     elif field not in names:
         raise corpus_error(path, f"expected the field {field!r}, got {listed(names)}", line)

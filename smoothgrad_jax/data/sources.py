@@ -18,6 +18,7 @@ The formats are modules of :mod:`smoothgrad_jax.data.formats`. Files may be comp
 files form one corpus, in the given order.
 """
 
+import codecs
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -25,14 +26,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from smoothgrad_jax.data import compressed_files, formats
-from smoothgrad_jax.data.compressed_files import decompress, read_utf8, text_lines
+from smoothgrad_jax.data import compressed_files, formats, text
+from smoothgrad_jax.data.compressed_files import decompress, read_utf8
 from smoothgrad_jax.data.count_blocks import Block
-from smoothgrad_jax.data.errors import CorpusError, OptionName, corpus_error, plural
+from smoothgrad_jax.data.errors import CorpusError, OptionName, Pieces, corpus_error, plural
 
 _HEAD_BYTES = 2**16  # the part of a file from which its format is recognised
 _HEAD_LINES = 200
-_MAX_VOCABULARY = 2**28  # characters of all words of a vocabulary
 _FOREIGN = {
     b"(\xb5/\xfd": "compressed by zstd; decompress it first",
     b"\x1f\x9d": "compressed by compress; decompress it first",
@@ -60,6 +60,8 @@ class Source(NamedTuple):
       encoding: The encoding of texts.
       first_id: The id of the first word (in uci and mm also of the first document), if given.
       sort: Whether to sort triplets without inspecting their order.
+      words_file: The file that contains the vocabulary of counts, if there is one.
+      loaded: What the format has already read when it opened the files.
     """
 
     paths: tuple[Path, ...]
@@ -70,6 +72,8 @@ class Source(NamedTuple):
     encoding: str = "utf-8"
     first_id: int | None = None
     sort: bool = False
+    words_file: Path | None = None
+    loaded: object = None
 
     @property
     def is_text(self) -> bool:
@@ -173,7 +177,7 @@ def open_source(
         ``docword.X.txt``, and ``vocab.txt`` or ``vocabulary.txt`` in the folder of other files; False uses none.
       first_id: The first id in the file, 0 or 1. By default 1 for uci and mm; for ldac and svmlight 0, unless there is
         a vocabulary of V words, no id 0, and an id V.
-      encoding: The encoding of texts.
+      encoding: The encoding of texts and of the vocabulary.
       sort: Sort triplets by document, without inspecting their order first.
 
     Raises:
@@ -200,8 +204,6 @@ def open_source(
     entry = formats.get(source.format)
     for name, value in (("field", field), ("first_id", first_id), ("sort", sort or None)):
         if value is not None and name not in entry.options:
-            if name == "field":
-                raise corpus_error(found[0], f"has no field {field!r}: it is recognised as {source.format}")
             raise corpus_error(found[0], (OptionName(name, value), f" has no meaning for {source.format}"))
     return _with_vocabulary(entry.prepare(source) if entry.prepare else source, vocabulary)
 
@@ -272,10 +274,14 @@ def _check_texts(folder: Path, field: str | None, encoding: str) -> None:
     first = files_in(folder)[0]
     head = Head(first, field, encoding)
     inside = _first_format(head) if head.raw else "text"
-    if inside == "jsonl" or formats.get(inside).blocks is not None:
-        problem = f"a folder of documents, one per file, but {first.name} is recognised as {inside}"
-        advice = f'the format "{inside}" for all files of the folder, or "files" to read each file as a text'
-        raise corpus_error(folder, f"{problem}; pass the files themselves, or {advice}")
+    if inside != "text":
+        problem = f"expected a folder with one text per file, but {first.name} is recognised as {inside}; pass "
+        options = (
+            OptionName("format", inside),
+            " to read all files so, or ",
+            OptionName("format", "files"),
+        )
+        raise corpus_error(folder, (problem, *options, " to read each file as one text"))
 
 
 def _first_bytes(chunks: Iterator[bytes]) -> bytes:
@@ -290,42 +296,27 @@ def _first_bytes(chunks: Iterator[bytes]) -> bytes:
 def _with_vocabulary(source: Source, given: str | os.PathLike | Iterable[str] | bool | None) -> Source:
     """Return the source with its vocabulary, whose length must be V if that is declared."""
     if source.format == "folder" and given not in (None, False):
-        raise corpus_error(source.paths[0], "a corpus folder has its own vocabulary; omit it")
+        raise corpus_error(source.paths[0], "a corpus folder contains its words; omit other words")
+    remedy: Pieces = ()
     if given is None and not source.is_text and source.format != "folder":
-        given = _find_vocabulary(source.paths)
-    if given is None or isinstance(given, bool):
-        return source
-    declared = source.num_words
+        given, remedy = _find_vocabulary(source.paths), ("; to ignore the file, pass ", OptionName("vocabulary", False))
+    path = Path(given) if isinstance(given, str | os.PathLike) else None
+    if path is None and not source.is_text and codecs.lookup(source.encoding).name != "utf-8":
+        reason = f" has no meaning for {source.format} without a file of its words"
+        raise corpus_error(source.paths[0], (OptionName("encoding", source.encoding), reason))
     if isinstance(given, str | os.PathLike):
-        name = str(given)
-        words, count = _read_vocabulary(Path(given), source.encoding, declared)
+        words = text.read_words(given, source.encoding)
+    elif given is None or isinstance(given, bool):
+        return source
     else:
-        name, words = "the vocabulary", [str(word) for word in given]
-        count = len(words)
+        words = [str(word) for word in given]
+    name, declared = path or "the vocabulary", source.num_words
     if not words:
-        raise corpus_error(name, "expected one word per line, got none")
-    if declared is not None and count != declared:
-        raise corpus_error(name, f"expected V = {plural(declared, 'word')} for {source.paths[0]}, got {count:,}")
-    return source._replace(vocabulary=words, num_words=len(words))
-
-
-def _read_vocabulary(path: Path, encoding: str, max_words: int | None) -> tuple[list[str], int]:
-    """Return the first ``max_words`` words of a file with one word per line, and the number of all its words."""
-    words, count, length, blank = [], 0, 0, None
-    for number, line in text_lines(path, encoding, compressed_files.MAX_RECORD_BYTES):
-        word = line.strip()
-        if not word:
-            blank = blank or number
-            continue
-        if blank:
-            raise corpus_error(path, "expected a word, got a blank line", blank)
-        count, length = count + 1, length + len(word)
-        if length > _MAX_VOCABULARY:
-            problem = f"expected words of at most {_MAX_VOCABULARY:,} characters in all, got more"
-            raise corpus_error(path, problem, number)
-        if max_words is None or count <= max_words:
-            words.append(word)
-    return words, count
+        raise corpus_error(name, ("expected one word per line, got none", *remedy))
+    if declared is not None and len(words) != declared:
+        problem = f"expected V = {plural(declared, 'word')} for {source.paths[0]}, got {len(words):,}"
+        raise corpus_error(name, (problem, *remedy))
+    return source._replace(vocabulary=words, num_words=len(words), words_file=path)
 
 
 def _find_vocabulary(paths: tuple[Path, ...]) -> Path | None:

@@ -32,17 +32,18 @@ from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import numpy.typing as npt
-import scipy.sparse
 
-from smoothgrad_jax.data.errors import CorpusError, OptionName, Pieces
+from smoothgrad_jax.data.compressed_files import MAX_RECORD_BYTES, text_lines
+from smoothgrad_jax.data.errors import CorpusError, OptionName, Pieces, corpus_error, plural
 
 WORD = r"(?u)\b[^\W\d_][^\W_]{2,}\b"  # three or more letters or digits, the first a letter
 
 _CHUNK = 1 << 20  # characters per chunk
+_MAX_VOCABULARY = 1 << 28  # characters of all words of a file
 _SERIAL_CHUNKS = 32  # chunks counted before worker processes start, because each worker imports scikit-learn
 
 
@@ -96,25 +97,12 @@ class Kept(NamedTuple):
     lost: int
 
 
-class CountedTexts(NamedTuple):
-    """Texts counted with a given vocabulary.
-
-    Attributes:
-      counts: [D, V] scipy CSR, as ``CountVectorizer(vocabulary=…).transform`` returns it.
-      outside: The number of tokens that are not in the vocabulary.
-      lost: Documents that have tokens, but none of the vocabulary.
-    """
-
-    counts: scipy.sparse.csr_array
-    outside: float
-    lost: int
-
-
 def tokens(
     lowercase: bool = True,
     token_pattern: str = WORD,
     stop_words: str | os.PathLike | Iterable[str] | None = "english",
     ngram_range: Sequence[int] = (1, 1),
+    encoding: str = "utf-8",
 ) -> Tokens:
     """Return a checked definition of a token.
 
@@ -123,6 +111,7 @@ def tokens(
       token_pattern: Regular expression; a token is its match, or its only group.
       stop_words: ``"english"``, None, words, or the path of a file with one word per line.
       ngram_range: The shortest and the longest sequence of tokens that is a word.
+      encoding: The encoding of the file of stop words.
 
     Raises:
       CorpusError: If an option is not usable, or the file of stop words cannot be read.
@@ -138,7 +127,14 @@ def tokens(
     if stop_words == "english":
         stops = "english"
     elif stop_words is not None:
-        words = read_words(stop_words, "stop words") if isinstance(stop_words, str | os.PathLike) else stop_words
+        words: Iterable[str]
+        if not isinstance(stop_words, str | os.PathLike):
+            words = stop_words
+        elif os.path.isfile(stop_words):
+            words = read_words(stop_words, encoding)
+        else:
+            expected = "expected english, or a file with one word per line"
+            raise _option_error("stop_words", f"{expected}; there is no file {os.fspath(stop_words)!r}")
         stops = tuple(sorted(set(_check_words(words, "stop_words"))))
     lengths = tuple(ngram_range)
     if len(lengths) != 2 or not all(isinstance(n, Integral) for n in lengths) or not 1 <= lengths[0] <= lengths[1]:
@@ -148,33 +144,43 @@ def tokens(
     return result
 
 
-def read_words(path: str | os.PathLike, content: str = "vocabulary") -> list[str]:
-    """Read a file with one word per line; blanks around words and empty lines at the end are ignored."""
-    path = Path(path)
-    try:
-        lines = path.read_bytes().decode("utf-8-sig").rstrip().split("\n")
-    except OSError as error:
-        raise CorpusError(f"{path}: expected a file of {content}, one word per line: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise CorpusError(f"{path}: expected {content} in UTF-8: {error.reason} at byte {error.start}") from None
-    return [line.strip() for line in lines] if lines != [""] else []
+def read_words(path: str | os.PathLike, encoding: str = "utf-8") -> list[str]:
+    """Read a file with one word per line, optionally compressed; blanks around words and at the end are ignored.
+
+    Raises:
+      CorpusError: If the file cannot be read, has a blank line before a word, or is too large for a vocabulary.
+    """
+    path, words, length, blank = Path(path), [], 0, 0
+    for number, line in text_lines(path, encoding, MAX_RECORD_BYTES):
+        word = line.strip()
+        length += len(word)
+        if not word:
+            blank = blank or number
+        elif blank:
+            raise corpus_error(path, "expected a word, got a blank line", blank)
+        elif length > _MAX_VOCABULARY:
+            problem = f"expected words of at most {_MAX_VOCABULARY:,} characters in all, got more"
+            raise corpus_error(path, problem, number)
+        else:
+            words.append(word)
+    return words
 
 
-def check_vocabulary(words: str | os.PathLike | Iterable[str]) -> list[str]:
-    """Return a vocabulary, given as words or as the path of a file, as a list of distinct words.
+def check_vocabulary(words: str | os.PathLike | Iterable[str], encoding: str = "utf-8") -> list[str]:
+    """Return a vocabulary, given as words or as the path of a file of :func:`read_words`, as a list of distinct words.
 
     Raises:
       CorpusError: If the vocabulary is empty, or contains a word twice or something that is not a string.
     """
     name = str(words) if isinstance(words, str | os.PathLike) else "vocabulary"
-    vocabulary = _check_words(read_words(words) if isinstance(words, str | os.PathLike) else words, "vocabulary")
+    words = read_words(words, encoding) if isinstance(words, str | os.PathLike) else words
+    vocabulary = _check_words(words, "vocabulary")
     if not vocabulary:
         raise CorpusError(f"{name}: expected at least one word")
-    if len(set(vocabulary)) < len(vocabulary):
-        first: dict[str, int] = {}
-        for i, word in enumerate(vocabulary):
-            if first.setdefault(word, i) != i:
-                raise CorpusError(f"{name}: word {i + 1} is {word!r}, as word {first[word] + 1} is; expected it once")
+    first: dict[str, int] = {}
+    for i, word in enumerate(vocabulary, start=1):
+        if first.setdefault(word, i) != i:
+            raise CorpusError(f"{name}: words {first[word]} and {i} are both {word!r}; expected distinct words")
     return vocabulary
 
 
@@ -228,40 +234,6 @@ def count_stream(texts: Iterable[str], definition: Tokens, jobs: int | None = No
     finally:
         if pool is not None:
             pool.shutdown(wait=True, kill_workers=not finished)
-
-
-def count_texts(
-    texts: Iterable[str],
-    vocabulary: Sequence[str] | str | os.PathLike,
-    *,
-    jobs: int | None = None,
-    **options: Unpack[TokenOptions],
-) -> CountedTexts:
-    """Count texts in memory with a given vocabulary, for example new documents for an existing model.
-
-    Args:
-      texts: The documents.
-      vocabulary: V distinct words, or the path of a file with one word per line.
-      jobs: As in :func:`count_stream`.
-      **options: As in :func:`tokens`. Stop words are not counted as outside of the vocabulary.
-
-    Raises:
-      CorpusError, ImportError: As in :func:`tokens` and :func:`check_vocabulary`.
-
-    Example:
-      >>> counted = count_texts(["A star, a brighter star", "the moon"], ["planet", "star"])
-      >>> counted.counts.toarray().tolist(), counted.outside, counted.lost
-      ([[0, 2], [0, 0]], 2, 1)
-    """
-    definition, words = tokens(**options), check_vocabulary(vocabulary)
-    numbers = {word: i for i, word in enumerate(words)}
-    parts = [renumber(chunk, numbers) for chunk in count_stream(_check_texts(texts), definition, jobs)]
-    matrices = [scipy.sparse.csr_array((0, len(words)), dtype=np.int64)]
-    for indptr, indices, data, *_ in parts:
-        matrices.append(scipy.sparse.csr_array((data, indices, indptr), (len(indptr) - 1, len(words)), np.int64))
-    counts = scipy.sparse.vstack(matrices, format="csr")
-    counts.sort_indices()
-    return CountedTexts(counts, outside=sum(part.outside for part in parts), lost=sum(part.lost for part in parts))
 
 
 def renumber(chunk: Chunk, numbers: dict[str, int]) -> Kept:
@@ -335,14 +307,14 @@ def choose_words(
     high = max_df if isinstance(max_df, Integral) else max_df * num_docs
     lower, higher = ("lower ", OptionName("min_df")), ("raise ", OptionName("max_df"))
     limits = (
-        *(OptionName("min_df", min_df), f" requires {low:g} documents or more, "),
-        *(OptionName("max_df", max_df), f" {high:g} or fewer, of {num_docs}; "),
+        *(OptionName("min_df", min_df), f" requires a document frequency of at least {low:g}, "),
+        *(OptionName("max_df", max_df), f" of at most {high:g}, in {plural(num_docs, 'document')}; "),
     )
     if high < low:
         change: Pieces = lower if high >= num_docs else (*lower, " or ", *higher)
         raise CorpusError("no word can be left: ", *limits, *change)
     if not frequency.any():
-        problem = f"none of the {num_docs} documents has a word: try another "
+        problem = f"found no word in {plural(num_docs, 'document')}: try another "
         raise CorpusError(problem, OptionName("token_pattern"), ", or fewer ", OptionName("stop_words"))
     mask = (frequency >= low) & (frequency <= high)
     if not mask.any():
@@ -352,7 +324,7 @@ def choose_words(
             change = (*higher, f": the rarest word is in {frequency[frequency > 0].min()}")
         else:
             change = (*lower, " or ", *higher)
-        raise CorpusError(f"none of {np.count_nonzero(frequency)} distinct words is left: ", *limits, *change)
+        raise CorpusError(f"no word is left of {np.count_nonzero(frequency):,}: ", *limits, *change)
     if max_features is not None and np.count_nonzero(mask) > max_features:
         # The same call on the same numbers as in CountVectorizer, so that ties are resolved in the same way.
         mask[np.delete(np.flatnonzero(mask), (-total[mask]).argsort()[:max_features])] = False
@@ -369,15 +341,6 @@ def _check_words(words: Iterable[str], name: str) -> list[str]:
         if not isinstance(word, str):
             raise _option_error(name, f"expected words, got {word!r} as word {i + 1}")
     return words
-
-
-def _check_texts(texts: Iterable[str]) -> Iterator[str]:
-    if isinstance(texts, str):
-        raise ValueError("texts: expected an iterable of documents, got one string")
-    for i, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise ValueError(f"document {i}: expected text, got {type(text).__name__}")
-        yield text
 
 
 @lru_cache(maxsize=8)

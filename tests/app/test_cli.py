@@ -56,7 +56,7 @@ def model(folder, texts):
 def test_fit_finds_the_topics_and_topics_prints_them(model, capsys):
     assert main(["topics", str(model), "--words", "10"]) == 0
     head, *lines, last = capsys.readouterr().out.splitlines()
-    assert head.split() == ["topic", "share", "NPMI", "words"]
+    assert head.split() == ["topic", "prevalence", "NPMI", "words"]
     found = {frozenset(line.split("%")[1].split()[1:]) for line in lines}
     assert found == {frozenset(words) for words in TOPICS.values()}
     saved = load_model(model)
@@ -65,7 +65,7 @@ def test_fit_finds_the_topics_and_topics_prints_them(model, capsys):
     assert saved.word_counts.sum() == 300 * 20
     assert main(["topics", str(model), "--json"]) == 0
     records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert sum(record["share"] for record in records) == pytest.approx(1)
+    assert sum(record["prevalence"] for record in records) == pytest.approx(1)
     assert len(records[0]["words"]) == 10
     # All words of a line are from one topic, and lines of the same topic differ in their words.
     assert all(0.5 < record["npmi"] <= 1 and record["remarks"] == [] for record in records)
@@ -94,7 +94,7 @@ def test_topics_of_a_model_without_quality_and_of_one_with_bad_topics(model, fol
     assert main(["topics", str(folder / "bad")]) == 0
     out = capsys.readouterr().out
     assert "(near-duplicate of topic 2)" in out
-    assert "… and 1 smaller topics" in out
+    assert "… and 1 smaller topic\n" in out
     assert "1 near-duplicate pair, 1 junk topic" in out
     assert main(["topics", str(folder / "bad"), "--all"]) == 0
     assert "(flat; near-duplicate of topic 0)" in capsys.readouterr().out
@@ -112,7 +112,7 @@ def test_transform_writes_the_format_of_the_suffix(model, texts, folder, capsys)
     words = [{word for word, _ in each} for each in load_model(model).top_words(10)]
     assert "anchor" in words[theta[0].argmax()]
     assert "comet" in words[theta[1].argmax()]
-    assert "ignoring 2 words of the text that are not in the vocabulary; 1 documents contain no other words" in err
+    assert "ignoring 2 words outside of the vocabulary; without any other word: 1 document\n" in err
     for name in ("theta.npz", "theta.jsonl", "theta.tsv"):
         assert main(["transform", str(model), str(new), "--out", str(folder / name)]) == 0
     np.testing.assert_allclose(np.load(folder / "theta.npz")["theta"], theta, atol=1e-5)
@@ -146,8 +146,8 @@ def test_fit_of_a_converted_corpus_gives_the_same_model(model, texts, folder, ca
     assert {record["event"] for record in records[:-1]} == {"progress"}
     assert load_model(out).quality.summary().items() <= records[-1].items()
     np.testing.assert_array_equal(load_model(out).lam, load_model(model).lam)
-    assert main(["fit", str(folder / "corpus"), "--out", str(out), "--overwrite", "--min-df", "2"]) == 1
-    assert "words of this corpus were chosen by convert; omit --min-df" in capsys.readouterr().err
+    assert main(["fit", str(folder / "corpus"), "--out", str(out), "--overwrite", "--min-df", "2"]) == 2
+    assert f"--min-df has no effect: the words of {folder / 'corpus'} were chosen by" in capsys.readouterr().err
 
 
 def test_report(model, texts, folder, capsys):
@@ -184,9 +184,15 @@ def test_more_passes_continue_from_the_end(model, texts, folder, capsys):
     (half / "model.json").unlink()
     assert main(["fit", str(texts), "--out", str(half), "--resume"]) == 0
     np.testing.assert_array_equal(load_model(half).lam, load_model(model).lam)
-    assert "steps are complete; give more --passes to continue" in capsys.readouterr().err
-    assert main(["fit", str(texts), "--out", str(half), "--resume", "--topics", "4"]) == 1
-    assert "topics was 3, now 4" in capsys.readouterr().err
+    assert "the run is complete after 54 steps; give more --passes to continue" in capsys.readouterr().err
+    assert main(["fit", str(texts), "--out", str(half), "--resume", "--topics", "4"]) == 2
+    assert "--topics was 3 in the checkpoint, and is 4 now" in capsys.readouterr().err
+    assert main(["fit", str(texts), "--out", str(half), "--resume", "--rho", "0.1"]) == 2
+    assert "--rho was not set in the checkpoint, and is 0.1 now" in capsys.readouterr().err
+    assert main(["fit", str(texts), "--out", str(half), "--resume", "--window", "inf"]) == 2
+    assert "--window was 10 in the checkpoint, and is inf now" in capsys.readouterr().err
+    assert main(["fit", str(texts), "--out", str(half), "--resume", "--min-df", "7"]) == 1
+    assert 'the choice of words was not set, now {"min_df": 7}' in capsys.readouterr().err
     assert main(["fit", str(texts), "--out", str(half), "--resume", "--passes", "12"]) == 0
     np.testing.assert_array_equal(load_model(half).lam, load_model(folder / "twelve").lam)
     seconds = [record["seconds"] for record in load_model(half).history]
@@ -214,6 +220,22 @@ def test_an_interrupted_run_is_saved_and_can_be_resumed(texts, folder, number):
         passes = round((last["step"] + 20) * 32 / 285) + 1
         assert main(["fit", str(texts), "--out", str(out), "--resume", "--json", "--passes", str(passes)]) == 0
         assert load_model(out).history[-1]["step"] > last["step"]
+
+
+@pytest.mark.slow
+def test_a_terminated_sweep_keeps_its_curves(texts, folder):
+    out = folder / "terminated sweep"
+    command = [sys.executable, "-c", _MAIN, "sweep", str(texts), "--out", str(out), *COMMON, "--json"]
+    command[command.index("--passes") + 1] = "100000"
+    command += ["--score-every", "1"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
+        child.stdout.readline()
+        child.send_signal(signal.SIGTERM)
+        last = child.communicate(timeout=60)[0].splitlines()[-1]
+    assert child.returncode == 130
+    assert json.loads(last)["event"] == "interrupted"
+    assert len(json.loads((out / "sweep.json").read_text())["curves"]["10"]) >= 1
 
 
 def test_help_imports_no_numpy_and_no_jax():
@@ -244,15 +266,24 @@ def test_every_command_has_help(capsys):
         (["fit", "texts.txt", "--out", "cache", "--topics", "3"], "cache: is not empty"),
         (["fit", "texts.txt", "--out", "texts.txt"], "expected a folder or a new name, got a file"),
         (["fit", "texts.txt", "--out", "cache", "--resume"], "cache: contains no checkpoint to resume from"),
+        (["fit", "texts.txt", "--out", "cache", "--overwrite"], "cache: is neither a model nor the folder of a run"),
+        (["transform", "model", "texts.txt", "--out", "folder.tsv"], "folder.tsv: expected the name of a file"),
+        (["report", "model", "--out", "cache"], "cache: expected the name of a file, got a folder"),
         (
             ["fit", "texts.txt", "--out", "new", "--held-out", "300"],
             "--held-out must leave documents to train on: 300 of 300",
         ),
         (["fit", "texts.txt", "--out", "new", "--format", "uci"], "texts.txt"),
-        (["fit", "texts.txt", "--out", "new", "--min-df", "301"], "--min-df 301 requires 301 documents"),
+        (
+            ["fit", "texts.txt", "--out", "new", "--min-df", "301"],
+            "--min-df 301 requires a document frequency",
+        ),
         (["fit", "texts.txt", "--out", "new", "--min-df", "0"], "--min-df: expected an integer number of documents"),
         (["fit", "texts.txt", "--out", "new", "--sort"], "texts.txt: --sort has no meaning for text"),
-        (["fit", "texts.txt", "--out", "new", "--encoding", "utf-16"], "expected utf-16"),
+        (
+            ["fit", "texts.txt", "--out", "new", "--encoding", "utf-16"],
+            "not valid utf-16; pass another --encoding",
+        ),
         (["fit", "missing", "--out", "new", "--rho", "0.1", "--tau", "5"], "--tau has no effect with a constant step"),
         (["fit", "missing", "--out", "new", "--patience", "5"], "--patience has no effect without early stopping"),
         (["fit", "texts.txt", "--out", "model", "--resume", "--threads", "2"], "--threads"),
@@ -263,6 +294,14 @@ def test_every_command_has_help(capsys):
             "--held-out must be at least 1: a sweep compares held-out scores",
         ),
         (["report", "model", "texts.txt", "--out", "nowhere/report.html"], "nowhere"),
+        (["report", "model", "--field", "body"], "--field has no effect without documents to read"),
+        (["topics", "model", "--all", "--json"], "--all has no effect with --json"),
+        (["sweep", "missing", "--out", "texts.txt"], "texts.txt: expected a folder or a new name, got a file"),
+        (["sweep", "missing", "--out", "texts.txt/new"], "texts.txt/new: expected a folder or a new name, got a file"),
+        (["fit", "counts.ldac", "--out", "new", "--stop-words", "none"], "--stop-words has no meaning for ldac"),
+        (["convert", "counts.ldac", "new", "--jobs", "2"], "--jobs 2 has no meaning for ldac"),
+        (["fit", "counts.ldac", "--out", "new", "--encoding", "latin-1"], "--encoding latin-1 has no meaning for ldac"),
+        (["fit", "texts.txt", "--out", "new", "--stop-words", "german"], "there is no file 'german'"),
         (
             ["transform", "model", "texts.txt", "--out", "nowhere/theta.tsv"],
             "theta.tsv: the folder nowhere does not exist",
@@ -271,12 +310,18 @@ def test_every_command_has_help(capsys):
 )
 def test_an_error_is_one_line(model, folder, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(folder)
-    (folder / "cache" / "something").mkdir(parents=True, exist_ok=True)
-    assert main(arguments) == 1
-    err = capsys.readouterr().err
+    for name in ("cache", "folder.tsv"):
+        (folder / name / "something").mkdir(parents=True, exist_ok=True)
+    (folder / "counts.ldac").write_text("1 0:1\n2 0:1 1:3\n")
+    code = main(arguments)
+    out, err = capsys.readouterr()
     assert message in err
-    assert "Traceback" not in err
+    assert err.startswith(f"smoothgrad {arguments[0]}: ")
+    assert (out, err.count("\n")) == ("", 1)
+    assert code == (2 if err.startswith(f"smoothgrad {arguments[0]}: --") else 1)
     assert not Path("new").exists()
+    assert Path("cache/something").is_dir()
+    assert Path("folder.tsv/something").is_dir()
 
 
 def test_the_remains_of_a_run_killed_before_its_first_checkpoint_are_replaced(texts, folder, capsys):
@@ -286,6 +331,24 @@ def test_the_remains_of_a_run_killed_before_its_first_checkpoint_are_replaced(te
         assert main(["fit", str(texts), "--out", str(out), *COMMON[:3], "1", *COMMON[4:], *extra]) == 0
         assert load_model(out).lam.shape == (30, 3)
         assert ("no checkpoint to resume from yet" in capsys.readouterr().err) == bool(extra)
+
+
+def test_a_run_resumes_from_an_earlier_checkpoint_if_the_last_is_damaged(texts, folder, capsys):
+    out, complete = folder / "damaged", folder / "undamaged"
+    for passes in ("2", "4"):
+        extra = [] if passes == "2" else ["--resume"]
+        assert main(["fit", str(texts), "--out", str(out), *COMMON[:3], passes, *COMMON[4:], *extra]) == 0
+    last = max((out / "checkpoints").iterdir())
+    for array in last.glob("*.npy"):
+        array.write_bytes(array.read_bytes()[:-1])
+    capsys.readouterr()
+    assert main(["fit", str(texts), "--out", str(out), "--resume", "--passes", "4"]) == 0
+    err = capsys.readouterr().err
+    assert f"{last}" in err
+    assert "damaged: expected" in err
+    assert "resuming from an earlier checkpoint" in err
+    assert main(["fit", str(texts), "--out", str(complete), *COMMON[:3], "4", *COMMON[4:]]) == 0
+    np.testing.assert_array_equal(load_model(out).lam, load_model(complete).lam)
 
 
 def test_a_missing_extra_is_one_line(texts):
@@ -324,10 +387,54 @@ def test_wrong_arguments_are_code_2(capsys):
         ["demo", "--seed", "-1"],
         ["fit", "x", "--out", "m", "--alpha", "-1"],
         ["fit", "x", "--out", "m", "--window", "x"],
+        ["fit", "x", "--out", "m", "--resume", "--overwrite"],
+        ["fit", "x", "--out", "m", "--min-df", "half"],
+        ["sweep", "x", "--out", "m", "--windows", "1,10,1"],
     ):
         with pytest.raises(SystemExit) as end:
             main(arguments)
         assert end.value.code == 2
+
+
+def test_a_vocabulary_beside_the_counts_is_reported_and_can_be_ignored(tmp_path, capsys):
+    counts, out = tmp_path / "counts.mm", str(tmp_path / "out")
+    counts.write_text("%%MatrixMarket matrix coordinate integer general\n2 2 2\n1 1 3\n2 2 1\n")
+    (tmp_path / "vocab.txt").write_text("moon\n")
+    assert main(["convert", str(counts), out]) == 1
+    assert "expected V = 2 words" in (err := capsys.readouterr().err)
+    assert "to ignore the file, pass --words-file none" in err
+    assert main(["convert", str(counts), out, "--words-file", "none"]) == 0
+    assert corpus_folder.open_folder(out).vocabulary is None
+    assert "vocab.txt" not in capsys.readouterr().err
+    (tmp_path / "vocab.txt").write_text("moon\nstar\n")
+    assert main(["convert", str(counts), out, "--overwrite"]) == 0
+    assert f"reading the words from {tmp_path / 'vocab.txt'}; --words-file selects" in capsys.readouterr().err
+    assert corpus_folder.open_folder(out).vocabulary == ["moon", "star"]
+
+
+def test_words_of_documents_are_matched_with_those_of_the_model_by_name(model, folder, capsys):
+    (folder / "few.txt").write_text("star moon zebra\nanchor mast\n")
+    assert main(["convert", str(folder / "few.txt"), str(folder / "few")]) == 0
+    capsys.readouterr()
+    assert main(["transform", str(model), str(folder / "few.txt")]) == 0
+    expected = capsys.readouterr().out
+    assert main(["transform", str(model), str(folder / "few")]) == 0
+    out, err = capsys.readouterr()
+    assert out == expected
+    assert "ignoring 1 word outside of the vocabulary\n" in err
+    saved = load_model(model)
+    settings = {name: value for name, value in saved.settings.items() if name != "tokens"}
+    save_model(folder / "without tokens", saved._replace(settings=settings))
+    assert main(["transform", str(folder / "without tokens"), str(folder / "few.txt")]) == 0
+    assert "does not store how text is split into words" in capsys.readouterr().err
+    save_model(folder / "without words", saved._replace(vocabulary=None))
+    assert main(["transform", str(folder / "without words"), str(folder / "few.txt")]) == 1
+    assert "the model has no vocabulary" in capsys.readouterr().err
+
+
+def test_a_fraction_can_be_given_in_scientific_notation(texts, tmp_path):
+    assert main(["convert", str(texts), str(tmp_path / "out"), "--min-df", "1e-3"]) == 0
+    assert corpus_folder.open_folder(tmp_path / "out").manifest["limits"]["min_df"] == 1e-3
 
 
 def test_demo(folder, monkeypatch, capsys):

@@ -1,5 +1,6 @@
 """SmoothedLDA: scikit-learn's own checks, planted topics, and what its docstring promises."""
 
+import json
 import pickle
 
 import numpy as np
@@ -207,8 +208,10 @@ def test_checkpoints_continue_an_interrupted_fit(X, monkeypatch, tmp_path):
         model.fit(X)
     model.set_params(resume=True).fit(X)
     np.testing.assert_array_equal(model.components_, complete.components_)
-    with pytest.raises(ValueError, match="batch_size was 50, now 40"):
+    with pytest.raises(ValueError, match="batch_size was 50 in the checkpoint, and is 40 now"):
         model.set_params(batch_size=40).fit(X)
+    with pytest.raises(ValueError, match=r'the corpus was "400x40-.*, now "300x40-'):
+        model.set_params(batch_size=50).fit(X[:300])
 
 
 def test_learned_priors(X):
@@ -246,9 +249,8 @@ def test_batch_variational_bayes_is_a_limit_case(X):
     """With one minibatch of everything, L = 1 and ρ = 1, the bound rises at every pass, as scikit-learn's does."""
     bounds = []
     for passes in (1, 3, 9):
-        model = SmoothedLDA(
-            K, window=1, learning_rate=1.0, batch_size=len(X.indptr), max_iter=passes, random_state=0
-        ).fit(X)
+        options = {"window": 1, "learning_rate": 1.0, "batch_size": X.shape[0], "method": "variational"}
+        model = SmoothedLDA(K, **options, max_iter=passes, random_state=0).fit(X)
         priors = LDA(model.doc_topic_prior_, model.topic_word_prior_, X.shape[0])
         bounds.append(float(elbo(priors, np.float32(model.components_.T), pack(X))))
     assert bounds[0] < bounds[1] < bounds[2]
@@ -274,8 +276,24 @@ def test_a_model_that_can_be_saved(fitted, X, tmp_path):
     assert model.vocabulary == words
     assert model.quality.describe() == fitted.topic_quality(X).describe()
     assert fitted.to_model(words).quality is None
+    np.testing.assert_array_equal(model.word_counts, X.sum(0))
+    assert fitted.to_model(words).word_counts is None
     np.testing.assert_array_equal(model.transform(X[:9]), fitted.transform(X[:9].astype(np.float32)))
     assert write_report(tmp_path / "report.html", model).stat().st_size > 10_000
+
+
+def test_a_saved_model_infers_as_the_estimator_does(X, tmp_path):
+    """The file is valid JSON, with the names of the settings and the options of the local step."""
+    options = {"mean_change_tol": 1e-6, "max_doc_update_iter": 500, "window": np.inf, "learning_rate": 0.5}
+    fitted = SmoothedLDA(K, method="variational", **options, max_iter=1, random_state=0).fit(X)
+    save_model(tmp_path, fitted.to_model())
+    text = (tmp_path / "model.json").read_text()
+    settings = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))["settings"]
+    expected = {"topics": K, "window": "inf", "rho": 0.5, "local_tol": 1e-6, "local_max_iter": 500, "passes": 1}
+    assert expected.items() <= settings.items()
+    model, few = load_model(tmp_path), X[:9].astype(np.float32)
+    np.testing.assert_array_equal(model.transform(few), fitted.transform(few))
+    assert not np.array_equal(model._replace(settings={}).transform(few), fitted.transform(few))
 
 
 def test_the_quality_of_topics(fitted, X):
@@ -343,3 +361,10 @@ def test_verbose_shows_progress(X, capsys):
 def test_errors_name_what_is_wrong(X, options, message):
     with pytest.raises(ValueError, match=message):
         SmoothedLDA(**options).fit(X)
+
+
+@pytest.mark.parametrize("name", ["seconds", "replace", "early_stopping", "checkpoints"])
+def test_partial_fit_refuses_what_has_no_effect_there(X, tmp_path, name):
+    value = tmp_path if name == "checkpoints" else 1.0 if name == "seconds" else True
+    with pytest.raises(ValueError, match=f"{name} has no effect in partial_fit; set it to"):
+        SmoothedLDA(K, **{name: value}).partial_fit(X)

@@ -74,17 +74,6 @@ def test_a_model_is_read_as_it_was_written(tmp_path, model):
     assert_equal(load_model(tmp_path / "deep" / "model"), model)
 
 
-def test_the_first_folders_did_not_name_the_kind_of_model(tmp_path):
-    save_model(tmp_path, a_model())
-    path = tmp_path / "model.json"
-    metadata = json.loads(path.read_text())
-    assert metadata.pop("model") == "lda"
-    metadata.pop("checksum")
-    path.unlink()
-    durable_files.write_json(path, metadata)
-    assert_equal(load_model(tmp_path), a_model())
-
-
 def test_a_model_is_replaced_and_other_files_in_its_folder_stay(tmp_path):
     save_model(tmp_path, MODELS["counted"])
     (tmp_path / "checkpoints").mkdir()
@@ -214,8 +203,18 @@ class Evil:
         return os.mkdir, ("ran",)
 
 
-@pytest.mark.parametrize("how", ["objects", "pickle", "archive", "shape", "negative", "infinite"])
-def test_a_forged_model_executes_nothing(tmp_path, monkeypatch, how):
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("objects", r"lam\.npy: damaged: expected an array, got"),
+        ("pickle", r"lam\.npy: damaged: expected an array, got"),
+        ("archive", r"lam\.npy: damaged: expected one array, got an archive"),
+        ("shape", r"lam\.npy: damaged: expected an array, got"),
+        ("negative", r"model\.json: .* lam must be positive"),
+        ("infinite", r"model\.json: .* lam must be finite"),
+    ],
+)
+def test_a_forged_model_executes_nothing(tmp_path, monkeypatch, how, message):
     monkeypatch.chdir(tmp_path)
     save_model("model", a_model())
     path = Path("model/lam.npy")
@@ -238,7 +237,7 @@ def test_a_forged_model_executes_nothing(tmp_path, monkeypatch, how):
     metadata.pop("checksum")
     Path("model/model.json").unlink()
     durable_files.write_json("model/model.json", metadata)
-    with pytest.raises(LoadError, match="model"):
+    with pytest.raises(LoadError, match=message):
         load_model("model")
     assert not Path("ran").exists()
 
@@ -276,7 +275,7 @@ def test_folders_without_a_model_are_named(tmp_path):
         ({"eta": np.ones((2, 7, 3))}, "eta must broadcast"),
         ({"eta": math.nan}, "eta must be finite"),
         ({"num_docs": 0}, "num_docs must be a positive number, got 0"),
-        ({"vocabulary": ["a"]}, "the vocabulary has 1 words, but λ has 7 rows"),
+        ({"vocabulary": ["a"]}, "the vocabulary must have 7 words, one per row of λ, got 1"),
         ({"vocabulary": [*"abcdef", "g\nh"]}, "word 6 of the vocabulary cannot be stored as a line of UTF-8"),
         ({"vocabulary": [*"abcdef", "\ud800"]}, "word 6 of the vocabulary cannot be stored as a line of UTF-8"),
         ({"prevalence": np.ones(7)}, r"prevalence must have shape \(3,\)"),

@@ -1,6 +1,5 @@
 """Test durable files: they are read as written, or the error names the file; replacement is atomic."""
 
-import json
 import os
 
 import jax.numpy as jnp
@@ -80,9 +79,6 @@ def test_json_contains_its_own_checksum(tmp_path):
     path.write_text("[")
     with pytest.raises(LoadError, match="damaged, or not a thing"):
         durable_files.read_json(path, "thing", 2)
-    path.write_text(json.dumps({"format": "thing", "version": 1}))  # the first version had no checksum
-    with pytest.raises(VersionError, match="write it again"):
-        durable_files.read_json(path, "thing", 2)
 
 
 def test_values_are_converted_as_by_json():
@@ -119,6 +115,19 @@ def test_a_path_is_replaced_when_its_content_is_complete(tmp_path, kind):
         write(temporary, "four")
     assert read() == "two"
     assert {each.name for each in tmp_path.iterdir()} - {"elsewhere"} == {"path"}
+
+
+def test_a_file_does_not_replace_a_folder_nor_a_folder_a_file(tmp_path):
+    folder, path = tmp_path / "folder", tmp_path / "file"
+    folder.mkdir()
+    (folder / "inside").write_text("kept")
+    with pytest.raises(IsADirectoryError), durable_files.replacing(folder) as temporary:
+        temporary.write_text("new")
+    path.write_text("kept")
+    with pytest.raises(NotADirectoryError), durable_files.replacing(path) as temporary:
+        temporary.mkdir()
+    assert (folder / "inside").read_text() == path.read_text() == "kept"
+    assert {each.name for each in tmp_path.iterdir()} == {"folder", "file"}
 
 
 def test_a_folder_that_cannot_be_replaced_is_unchanged(tmp_path, monkeypatch):

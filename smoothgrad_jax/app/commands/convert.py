@@ -1,18 +1,15 @@
 """``smoothgrad convert``: convert a corpus to a folder of memory-mapped arrays."""
 
-import os
 import time
 from argparse import Namespace
 
 from smoothgrad_jax.app.commands.inputs import open_source, word_options
-from smoothgrad_jax.app.commands.output import CommandError, emit, log_dropped, reading_progress, size_of
+from smoothgrad_jax.app.commands.output import emit, log_dropped, reading_progress, size_of
 from smoothgrad_jax.data import corpus_folder
 
 
 def run(args: Namespace) -> int:
     """Convert the files to a corpus folder."""
-    if os.path.lexists(args.out) and not args.overwrite:
-        raise CommandError(f"{args.out}: exists already; give another name, or --overwrite to replace a corpus folder")
     start, source = time.perf_counter(), open_source(args)
     with reading_progress(args.json) as show:
         stored = corpus_folder.convert(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from smoothgrad_jax.app import demo_corpus, report, saved_models
 from smoothgrad_jax.app.commands.inputs import provenance
-from smoothgrad_jax.app.commands.output import CommandError, check_folder_of, log, print_topics, size_of
+from smoothgrad_jax.app.commands.output import CommandError, check_folder, log, print_topics, size_of
 from smoothgrad_jax.app.commands.training import new_run, saved_model, train
 from smoothgrad_jax.data import corpus_folder, sources
 from smoothgrad_jax.data.durable_files import replacing
@@ -21,7 +21,7 @@ def run(args: Namespace) -> int:
     out, start = Path(args.out), time.perf_counter()
     if out.exists() and not ((out / "model.json").exists() and saved_models.load_model(out).settings.get("demo")):
         raise CommandError(f"{out}: exists and is not the folder of a demo; give another folder with --out")
-    check_folder_of(out)
+    check_folder(out)
     source = sources.open_source(_documentation(), field="text", format="jsonl")
     stored = corpus_folder.read(source)
     settings = Settings(topics=args.topics, seed=args.seed, passes=args.passes).resolve(stored.corpus.num_docs)

@@ -6,8 +6,18 @@ from pathlib import Path
 from smoothgrad_jax.app import runs, saved_models
 from smoothgrad_jax.app.cli import given_settings
 from smoothgrad_jax.app.commands.inputs import open_corpus, provenance, word_options
-from smoothgrad_jax.app.commands.output import INTERRUPTED, CommandError, emit, event_of, log, print_topics, size_of
+from smoothgrad_jax.app.commands.output import (
+    INTERRUPTED,
+    CommandError,
+    check_folder,
+    emit,
+    event_of,
+    log,
+    print_topics,
+    size_of,
+)
 from smoothgrad_jax.app.commands.training import new_run, saved_model, train
+from smoothgrad_jax.data.errors import plural
 from smoothgrad_jax.training.checkpoints import Checkpoint, Checkpoints
 from smoothgrad_jax.training.settings import Settings
 
@@ -20,6 +30,8 @@ def run(args: Namespace) -> int:
     checkpoints = Checkpoints(out / "checkpoints")
     last = _last_checkpoint(out, checkpoints, args)
     earlier = last.settings if last else {}
+    if last:
+        runs.check_settings(earlier, given)
     settings = Settings.from_json({**earlier, "threads": None}, **given)
     stored = open_corpus(args, last)
     settings = settings.resolve(stored.corpus.num_docs)
@@ -29,11 +41,11 @@ def run(args: Namespace) -> int:
         runs.check_resumable(last, settings, metadata)
     training = new_run(stored, settings, metadata, last)
     log(f"{size_of(stored)}; {settings.topics} topics, window {settings.window}")
-    if args.overwrite and not args.resume:
+    if args.overwrite:
         checkpoints.clear()
         (out / "report.html").unlink(missing_ok=True)  # it describes the model that is replaced
     if last and training.step >= training.steps:
-        log(f"{out}: all {training.steps:,} steps are complete; give more --passes to continue")
+        log(f"{out}: the run is complete after {plural(training.steps, 'step')}; give more --passes to continue")
     code = train(training, args.json, checkpoints)
     model = saved_model(training, stored)
     saved_models.save_model(out, model)
@@ -54,9 +66,10 @@ def run(args: Namespace) -> int:
 
 def _last_checkpoint(out: Path, checkpoints: Checkpoints, args: Namespace) -> Checkpoint | None:
     """Return the checkpoint to resume, or None for a new run; raise an error if that would overwrite files."""
-    if out.exists() and not out.is_dir():
-        raise CommandError(f"{out}: expected a folder or a new name, got a file")
-    if args.overwrite and not args.resume:
+    check_folder(out)
+    if args.overwrite:
+        if out.is_dir() and any(out.iterdir()) and not ((out / "model.json").exists() or checkpoints.folder.is_dir()):
+            raise CommandError(f"{out}: is neither a model nor the folder of a run; --overwrite replaces only these")
         return None
     last = checkpoints.latest()
     if last and not args.resume:
@@ -64,7 +77,9 @@ def _last_checkpoint(out: Path, checkpoints: Checkpoints, args: Namespace) -> Ch
     # A run that was killed before its first checkpoint leaves only the folder of checkpoints.
     if not last and out.is_dir() and {path.name for path in out.iterdir()} - {"checkpoints"}:
         what = "contains no checkpoint to resume from" if args.resume else "is not empty"
-        raise CommandError(f"{out}: {what}; --overwrite starts a new run")
+        raise CommandError(f"{out}: {what}; give another folder, or --overwrite to replace a model")
+    for problem in last.damaged if last else ():
+        log(f"{problem}; resuming from an earlier checkpoint")
     if args.resume and not last:
         log(f"{out}: no checkpoint to resume from yet; starting a new run")
     return last

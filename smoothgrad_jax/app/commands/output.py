@@ -13,8 +13,10 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from smoothgrad_jax.app.saved_models import SavedModel
-from smoothgrad_jax.data.corpus_folder import Stored
+from smoothgrad_jax.data.corpus_folder import CountedCorpus
+from smoothgrad_jax.data.counting import OnProgress
 from smoothgrad_jax.data.durable_files import replacing
+from smoothgrad_jax.data.errors import plural
 from smoothgrad_jax.models.topic_quality import effective_topics
 
 INTERRUPTED = 130  # exit code
@@ -43,25 +45,20 @@ def event_of(code: int) -> str:
     return {0: "done", INTERRUPTED: "interrupted"}.get(code, "failed")
 
 
-def size_of(stored: Stored) -> str:
+def size_of(stored: CountedCorpus) -> str:
     """Describe the size of a corpus for a message."""
     manifest = stored.manifest
-    return (
-        f"{manifest['num_docs']:,} documents, {manifest['num_words']:,} distinct words, "
-        f"{manifest['num_tokens']:,.0f} words in total"
-    )
+    documents, words = plural(manifest["num_docs"], "document"), plural(manifest["num_words"], "distinct word")
+    return f"{documents}, {words}, {plural(round(manifest['num_tokens']), 'word')} in total"
 
 
-def log_dropped(stored: Stored) -> None:
-    """Report words of the text that are not in the vocabulary."""
-    dropped = stored.manifest.get("dropped") or {}
-    if not dropped.get("tokens_outside_vocabulary"):
-        return
-    empty = dropped.get("documents_that_lost_all_words", 0)
-    log(
-        f"ignoring {dropped['tokens_outside_vocabulary']:,} words of the text that are not in the vocabulary"
-        + (f"; {empty:,} documents contain no other words" if empty else "")
-    )
+def log_dropped(stored: CountedCorpus) -> None:
+    """Report words that are not in the vocabulary."""
+    dropped = stored.manifest["dropped"]
+    outside, empty = dropped["tokens_outside_vocabulary"], dropped["documents_that_lost_all_words"]
+    if outside:
+        others = f"; without any other word: {plural(empty, 'document')}" if empty else ""
+        log(f"ignoring {plural(outside, 'word')} outside of the vocabulary{others}")
 
 
 def print_topics(model: SavedModel, num_words: int, max_topics: int | None = None, show_all: bool = False) -> None:
@@ -77,40 +74,50 @@ def print_topics(model: SavedModel, num_words: int, max_topics: int | None = Non
     order = np.argsort(-prevalence, kind="stable").tolist()
     shown = [k for k in order if show_all or prevalence[k] >= _FEW_WORDS / len(order)][:max_topics]
     if quality:
-        print("topic  share   NPMI  words")
+        print("topic  prevalence  NPMI  words")
     for k in shown:
-        coherence = f" {quality.npmi[k]:6.2f}" if quality else ""
+        coherence = f" {quality.npmi[k]:5.2f}" if quality else ""
         remarks = "; ".join(quality.remarks(k)) if quality else ""
-        line = f"{k:5d} {100 * prevalence[k]:5.1f}%{coherence}  {' '.join(word for word, _ in words[k])}"
+        line = f"{k:5d} {100 * prevalence[k]:10.1f}%{coherence}  {' '.join(word for word, _ in words[k])}"
         print(line + (f"  ({remarks})" if remarks else ""))
     if len(order) > len(shown):
-        print(f"      … and {len(order) - len(shown)} smaller topics")
+        print(f"      … and {plural(len(order) - len(shown), 'smaller topic')}")
     if quality:
         print(f"quality: {quality.describe()}")
     else:
         print(f"quality: {effective_topics(prevalence):.1f} effective topics of {len(order)}")
 
 
-def check_output(out: str | None, suffixes: Sequence[str] = _SUFFIXES) -> None:
+def check_output(out: str | None) -> None:
     """Check that an output file can be written, before anything is computed.
 
     Raises:
-      CommandError: The suffix is unknown, or the folder is missing or not writable.
+      CommandError: The suffix is unknown, the path is a folder, or its folder is missing or not writable.
     """
     if out is None:
         return
     path = Path(out)
-    if path.suffix not in suffixes:
-        raise CommandError(f"{path}: expected a name that ends in {', '.join(suffixes[:-1])} or {suffixes[-1]}")
-    check_folder_of(path)
+    if path.suffix not in _SUFFIXES:
+        raise CommandError(f"{path}: expected a name that ends in {', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}")
+    check_file(path)
 
 
-def check_folder_of(path: Path) -> None:
-    """Raise an error if the folder of a file is missing or not writable."""
+def check_file(path: Path) -> None:
+    """Raise an error if the path of an output file is a folder, or if its folder cannot be written."""
+    if path.is_dir():
+        raise CommandError(f"{path}: expected the name of a file, got a folder; give another name")
     if not path.parent.is_dir():
         raise CommandError(f"{path}: the folder {path.parent} does not exist")
-    if not os.access(path.parent, os.W_OK):
-        raise CommandError(f"{path}: the folder {path.parent} is not writable")
+    check_folder(path.parent)
+
+
+def check_folder(path: Path) -> None:
+    """Raise an error if a path is not a folder that can be written, or that can be created."""
+    first = next(each for each in (path, *path.absolute().parents) if each.exists())
+    if not first.is_dir():
+        raise CommandError(f"{path}: expected a folder or a new name, got a file" + (f" {first}" * (first != path)))
+    if not os.access(first, os.W_OK):
+        raise CommandError(f"{path}: the folder {first} is not writable")
 
 
 @contextmanager
@@ -158,17 +165,16 @@ def _line_writer(file: BinaryIO, suffix: str, columns: Sequence[str], name: str)
 
 
 @contextmanager
-def reading_progress(quiet: bool) -> Iterator[Callable[[int, int | None], None] | None]:
+def reading_progress(quiet: bool) -> Iterator[OnProgress | None]:
     """Yield a function that displays the number of documents read; None without a terminal."""
     if quiet or not sys.stderr.isatty():
         yield None
         return
     start, width = time.perf_counter(), shutil.get_terminal_size().columns - 1
 
-    def show(number: int, size: int | None) -> None:
+    def show(number: int) -> None:
         rate = number / max(time.perf_counter() - start, 1e-9)
-        read = f", {size / 1e6:,.0f} MB" if size else ""
-        line = f"read {number:,} documents{read}, {rate:,.0f} documents/s"
+        line = f"read {plural(number, 'document')}, {rate:,.0f} documents/s"
         print(f"\r{line[: width - 1]}", end="", file=sys.stderr, flush=True)
 
     try:

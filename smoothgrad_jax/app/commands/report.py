@@ -6,20 +6,22 @@ from pathlib import Path
 import numpy as np
 
 from smoothgrad_jax.app import report, saved_models
-from smoothgrad_jax.app.commands.inputs import open_for_model
-from smoothgrad_jax.app.commands.output import check_folder_of
+from smoothgrad_jax.app.commands.inputs import open_for_model, refuse_reading_options
+from smoothgrad_jax.app.commands.output import check_file
 
 
 def run(args: Namespace) -> int:
     """Write the report, with typical documents per topic if documents are given."""
+    if not args.inputs:
+        refuse_reading_options(args)
     path = Path(args.out) if args.out else Path(args.model) / "report.html"
     if args.out:
-        check_folder_of(path)
+        check_file(path)
     model = saved_models.load_model(args.model)
     typical = None
     if args.inputs:
         documents = open_for_model(args, model)
-        theta = np.concatenate([model.transform(part) for part in documents.parts()])
-        typical = report.typical_documents(theta, documents.texts(model.words()))
+        theta = np.concatenate([model.transform(part) for part in documents.corpus.parts()])
+        typical = report.typical_documents(theta, documents.texts())
     print(report.write_report(path, model, documents=typical, title=args.title))
     return 0

@@ -9,6 +9,7 @@ import numpy as np
 from smoothgrad_jax.app import saved_models
 from smoothgrad_jax.app.commands.inputs import open_for_model
 from smoothgrad_jax.app.commands.output import CommandError, check_output, emit, row_writer
+from smoothgrad_jax.data.errors import plural
 from smoothgrad_jax.models.lda import inference
 
 
@@ -18,7 +19,7 @@ def run(args: Namespace) -> int:
     model = saved_models.load_model(args.model)
     documents, scores, first = open_for_model(args, model), [], 0
     with row_writer(args.out, ["log_prob", "words"], "scores") if args.out else nullcontext(None) as write:
-        for part in documents.parts():
+        for part in documents.corpus.parts():
             found = inference.completion(model.lda(), model.lam, part)
             if write:
                 write(first, np.stack(found, 1))
@@ -33,5 +34,6 @@ def run(args: Namespace) -> int:
         emit(result | {"documents": first, "held_out_words": num_words})
     else:
         print(f"{total.score:.4f} nats per word, perplexity {total.perplexity:,.1f}")
-        print(f"{num_words:,.0f} words of {first:,} documents, each half of a document predicted from the other half")
+        size = f"{plural(round(num_words), 'held-out word')} in {plural(first, 'document')}"
+        print(f"{size}; one half of each document is predicted from the other half")
     return 0

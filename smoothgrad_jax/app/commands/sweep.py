@@ -9,8 +9,8 @@ from typing import Any
 
 from smoothgrad_jax.app.cli import given_settings
 from smoothgrad_jax.app.commands.inputs import open_corpus, provenance
-from smoothgrad_jax.app.commands.output import INTERRUPTED, CommandError, emit, event_of, log, size_of
-from smoothgrad_jax.app.commands.training import new_run
+from smoothgrad_jax.app.commands.output import INTERRUPTED, CommandError, check_folder, emit, event_of, log, size_of
+from smoothgrad_jax.app.commands.training import new_run, sigterm_as_ctrl_c
 from smoothgrad_jax.app.runs import Record, Run, record
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.data.durable_files import replacing
@@ -26,6 +26,7 @@ def run(args: Namespace) -> int:
     if given.get("held_out") == 0:
         raise OptionError("held_out", "must be at least 1: a sweep compares held-out scores")
     each = [Settings(**given, window=window) for window in args.windows]
+    check_folder(out)
     if (out / "sweep.json").exists():
         raise CommandError(f"{out}: contains the curves of another sweep; give another folder")
     stored = open_corpus(args)
@@ -54,12 +55,13 @@ def _train(runs: Sequence[Run], names: Sequence[str], as_json: bool) -> int:
         print("passes" + "".join(f"{f'L = {name}':>12}" for name in names))
     scores = [(report for report in run.reports() if report.score is not None) for run in runs]
     try:
-        for line in zip(*scores, strict=True):
-            if as_json:
-                for name, report in zip(names, line, strict=True):
-                    emit({"event": "score", "window": name, **record(report)})
-            else:
-                print(f"{line[0].passes:6.2f}" + "".join(f"{each.score:12.4f}" for each in line), flush=True)
+        with sigterm_as_ctrl_c():
+            for line in zip(*scores, strict=True):
+                if as_json:
+                    for name, report in zip(names, line, strict=True):
+                        emit({"event": "score", "window": name, **record(report)})
+                else:
+                    print(f"{line[0].passes:6.2f}" + "".join(f"{each.score:12.4f}" for each in line), flush=True)
     except KeyboardInterrupt:
         return INTERRUPTED
     except NotFiniteError as error:

@@ -14,7 +14,7 @@ from smoothgrad_jax.app import progress, runs
 from smoothgrad_jax.app.commands.output import INTERRUPTED, emit, log
 from smoothgrad_jax.app.runs import Run
 from smoothgrad_jax.app.saved_models import SavedModel
-from smoothgrad_jax.data.corpus_folder import Stored
+from smoothgrad_jax.data.corpus_folder import CountedCorpus
 from smoothgrad_jax.models.topic_quality import topic_quality, topic_shares
 from smoothgrad_jax.training.checkpoints import Checkpoint, Checkpoints
 from smoothgrad_jax.training.driver import Progress
@@ -22,7 +22,9 @@ from smoothgrad_jax.training.engines import NotFiniteError
 from smoothgrad_jax.training.settings import Settings
 
 
-def new_run(stored: Stored, settings: Settings, metadata: dict[str, Any], checkpoint: Checkpoint | None = None) -> Run:
+def new_run(
+    stored: CountedCorpus, settings: Settings, metadata: dict[str, Any], checkpoint: Checkpoint | None = None
+) -> Run:
     """Return a run over a corpus, with some of its documents held out.
 
     Args:
@@ -59,17 +61,17 @@ def train(run: Run, as_json: bool, checkpoints: Checkpoints | None = None) -> in
 
     watch = lines if as_json else partial(progress.watch, steps=run.steps)
     try:
-        with _sigterm_as_ctrl_c():
+        with sigterm_as_ctrl_c():
             return 0 if run.train(watch, checkpoints) else INTERRUPTED
     except NotFiniteError as error:
         log(str(error))
         return 1
 
 
-def saved_model(run: Run, stored: Stored) -> SavedModel:
+def saved_model(run: Run, stored: CountedCorpus) -> SavedModel:
     """Return the topics of a run as a model that can be saved, with their quality on training documents."""
     lam, model = np.asarray(run.params), run.model
-    shares = topic_shares(lam, np.asarray(model.eta))
+    prevalence = topic_shares(lam, np.asarray(model.eta))
     return SavedModel(
         lam=lam,
         alpha=model.alpha,
@@ -78,14 +80,14 @@ def saved_model(run: Run, stored: Stored) -> SavedModel:
         vocabulary=stored.vocabulary,
         settings=run.settings_json(),
         history=run.history,
-        prevalence=shares,
+        prevalence=prevalence,
         word_counts=stored.corpus.word_counts(),
-        quality=topic_quality(lam, stored.corpus, shares=shares, documents=run.documents),
+        quality=topic_quality(lam, stored.corpus, shares=prevalence, documents=run.documents),
     )
 
 
 @contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
+def sigterm_as_ctrl_c() -> Iterator[None]:
     """Treat SIGTERM, which cluster schedulers send, like Ctrl-C. Only the main thread can set a handler."""
     if threading.current_thread() is not threading.main_thread():
         yield

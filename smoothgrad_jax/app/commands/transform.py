@@ -5,6 +5,7 @@ from argparse import Namespace
 from smoothgrad_jax.app import saved_models
 from smoothgrad_jax.app.commands.inputs import open_for_model
 from smoothgrad_jax.app.commands.output import check_output, row_writer
+from smoothgrad_jax.data.errors import plural
 
 
 def run(args: Namespace) -> int:
@@ -13,10 +14,10 @@ def run(args: Namespace) -> int:
     model = saved_models.load_model(args.model)
     documents, first = open_for_model(args, model), 0
     with row_writer(args.out, [f"topic {k}" for k in range(model.lam.shape[1])], "theta") as write:
-        for part in documents.parts():
+        for part in documents.corpus.parts():
             theta = model.transform(part)
             write(first, theta)
             first += len(theta)
     if args.out:
-        print(f"{args.out}: {first:,} documents")
+        print(f"{args.out}: {plural(first, 'document')}")
     return 0

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from smoothgrad_jax.data import corpus_folder, count_blocks
+from smoothgrad_jax.data.corpus_folder import CountedCorpus
 from smoothgrad_jax.data.count_blocks import Block
 from smoothgrad_jax.data.errors import corpus_error
 from smoothgrad_jax.data.formats import Format
@@ -19,11 +20,12 @@ def _prepare(source: Source) -> Source:
     if len(source.paths) > 1:
         raise corpus_error(source.paths[1], "a corpus folder must be the only input")
     stored = corpus_folder.open_folder(source.paths[0])
-    return source._replace(vocabulary=stored.vocabulary, num_words=stored.corpus.num_words)
+    return source._replace(vocabulary=stored.vocabulary, num_words=stored.corpus.num_words, loaded=stored)
 
 
 def _blocks(source: Source) -> Iterator[Block]:
-    indptr, indices, data, _ = corpus_folder.open_folder(source.paths[0]).corpus
+    assert isinstance(source.loaded, CountedCorpus)
+    indptr, indices, data, _ = source.loaded.corpus
     for offsets, entries in count_blocks.block_ranges(indptr):
         yield Block(offsets, indices[entries].astype(np.int32), data[entries])
 
