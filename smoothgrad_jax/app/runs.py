@@ -25,7 +25,7 @@ from smoothgrad_jax.core.schedules import robbins_monro
 from smoothgrad_jax.core.types import Array, ArrayLike, PRNGKey, PyTree
 from smoothgrad_jax.data.corpus import Corpus
 from smoothgrad_jax.models.lda import inference, priors
-from smoothgrad_jax.models.lda.methods import named_method
+from smoothgrad_jax.models.lda.methods import Variational, named_method
 from smoothgrad_jax.models.lda.model import LDA
 from smoothgrad_jax.models.lda.topics import seed_topics
 from smoothgrad_jax.training import driver
@@ -157,18 +157,26 @@ class PriorLearner:
         if self._learns_alpha:
             size = min(len(self._documents), _PRIOR_DOCUMENTS)
             some = self._documents[self._rng.choice(len(self._documents), size, replace=False)]
-            learn = self._alpha_of_samples if model.uses_key else self._alpha_of_posteriors
+            learn = self._alpha_of_posteriors if isinstance(model.method, Variational) else self._alpha_of_counts
             model = model._replace(alpha=learn(model, lam, self._corpus.select(some)))
         if self._learns_eta:
             eta = priors.fit_symmetric(float(priors.mean_log(lam, 0)), len(lam), float(np.asarray(model.eta)))
             model = model._replace(eta=eta)
         return model
 
-    def _alpha_of_samples(self, model: LDA, lam: Array, X: scipy.sparse.csr_array) -> npt.NDArray:
-        """Move α towards the α with the highest likelihood of sampled token counts."""
-        key = jax.random.key(int(self._rng.integers(2**31)))
+    def _alpha_of_counts(self, model: LDA, lam: Array, X: scipy.sparse.csr_array) -> npt.NDArray:
+        """Move α towards Minka's fixed point for the tokens per document and topic, with Σ_k α_k unchanged.
+
+        A few sweeps from a new start use fewer topics per document than the posterior. The likelihood of their counts
+        would lower Σα at every update, and a lower Σα the number of topics.
+        """
         old = np.broadcast_to(np.asarray(model.alpha, np.float64), lam.shape[1])
-        return old + _PRIOR_WEIGHT * (priors.fit_counts(inference.sampled_counts(model, lam, X, key), old) - old)
+        if model.uses_key:
+            counts = inference.sampled_counts(model, lam, X, jax.random.key(int(self._rng.integers(2**31))))
+        else:
+            counts = np.maximum(inference.posteriors(model, lam, X, threads=self._threads) - old, 0)
+        found = priors.fit_counts(counts, old)
+        return old + _PRIOR_WEIGHT * (found * (old.sum() / found.sum()) - old)
 
     def _alpha_of_posteriors(self, model: LDA, lam: Array, X: scipy.sparse.csr_array) -> npt.NDArray:
         """Fit α to a moving average of E[log θ]."""

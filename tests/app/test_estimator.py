@@ -16,6 +16,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from smoothgrad_jax import (
     LDA,
     Adaptive,
+    Corpus,
     SmoothedLDA,
     elbo,
     load_model,
@@ -25,8 +26,11 @@ from smoothgrad_jax import (
     topic_quality,
     write_report,
 )
+from smoothgrad_jax.app.runs import PriorLearner
+from smoothgrad_jax.models.lda.methods import Collapsed, Mean, Sampled
 from smoothgrad_jax.models.lda.priors import fit_symmetric, mean_log
 from smoothgrad_jax.training import driver as training
+from smoothgrad_jax.training.settings import Settings
 
 K, WORDS = 4, 10  # every planted topic has ten words of its own
 
@@ -230,6 +234,21 @@ def test_learned_priors(X):
     likeliest = fit_symmetric(mean_log(model.components_.T, 0), K * WORDS, 1.0)
     assert model.topic_word_prior_ == pytest.approx(likeliest, rel=0.05)
     assert purity(model.components_) > 0.8  # of the rarest topic
+
+
+@pytest.mark.parametrize("method", [Sampled(), Collapsed(), Mean()])
+def test_a_learned_prior_follows_the_prevalence_of_topics_and_keeps_its_sum(method):
+    rng = np.random.default_rng(1)
+    beta = np.kron(np.eye(K), np.full(WORDS, 1 / WORDS))
+    X = np.stack([rng.multinomial(60, p) for p in rng.dirichlet([1.0, 0.3, 0.1, 0.1], 400) @ beta])
+    lam, model = (0.1 + 1_000 * beta.T).astype(np.float32), LDA(0.3, 0.1, 400, method=method)
+    learner = PriorLearner(Settings(alpha="auto"), Corpus.of(X), None, rng)
+    for _ in range(20):
+        model = learner.update(model, lam)
+    alpha = np.asarray(model.alpha)
+    assert alpha.sum() == pytest.approx(K * 0.3)
+    np.testing.assert_allclose(np.log(alpha / alpha.sum()), np.log(np.array([10, 3, 1, 1]) / 15), atol=np.log(2))
+    assert alpha[0] > alpha[1] > max(alpha[2:])
 
 
 @pytest.mark.slow
