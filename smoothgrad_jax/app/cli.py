@@ -8,10 +8,10 @@ the command runs. The options of a run come from :class:`smoothgrad_jax.training
 |-----------|---------------------------------------------------------------------------------------|
 | 0         | success                                                                               |
 | 1         | invalid input, model or folder; the error message is one line                         |
-| 2         | an option is invalid, or has no effect; the error message is one line                 |
-| 130       | interrupted by Ctrl-C, in ``fit`` and ``sweep`` also by SIGTERM. During training,     |
-|           | ``fit`` has saved the model, and ``--resume`` continues the run; ``demo`` and         |
-|           | ``sweep`` have saved what they have; otherwise nothing is written                     |
+| 2         | an option is invalid, or has no effect beside others; the error message is one line   |
+| 130       | interrupted by Ctrl-C, or by SIGTERM while ``fit``, ``sweep`` or ``demo`` trains.     |
+|           | The result of the training so far is saved, and ``fit --resume`` continues it;        |
+|           | interrupted at another time, a command saves nothing                                  |
 """
 
 import argparse

@@ -307,6 +307,8 @@ def _read_pairs(path: Path, source: Source, counted: bool, first_id: int, last_i
             if source.num_words is not None:
                 words = f" for a vocabulary of {plural(source.num_words, 'word')}; is it the one of this file? If its "
                 hint = (words, f"ids count from {1 - first_id}, pass ", OptionName("first_id", 1 - first_id))
+            if source.words_file is not None:
+                hint = (*hint, f"; to ignore {source.words_file}, pass ", OptionName("vocabulary", False))
             return (f"expected a word id from {first_id} to {last_id}, got {bad}", *hint)
         bad = _first_outside(pairs[2], 0, MAX_COUNT, integers=False)
         return (f"{_COUNTS}, got {bad}",) if bad else None

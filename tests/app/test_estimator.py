@@ -258,7 +258,7 @@ def test_a_prior_for_every_word_or_topic(X):
     many = SmoothedLDA(K, topic_word_prior=eta, batch_size=200, max_iter=1, random_state=0).fit(X)
     np.testing.assert_allclose(many.components_, one.components_, rtol=1e-5)
     full = np.broadcast_to(eta, one.components_.shape)
-    model = SmoothedLDA(K, topic_word_prior=full, doc_topic_prior=[0.1] * K, batch_size=200, max_iter=1, random_state=0)
+    model = SmoothedLDA(K, topic_word_prior=full, doc_topic_prior=[0.3] * K, batch_size=200, max_iter=1, random_state=0)
     np.testing.assert_allclose(model.fit(X).components_, one.components_, rtol=1e-5)
     assert model.topic_word_prior_.shape == one.components_.shape
     model.transform(X[:3])

@@ -307,6 +307,14 @@ def test_ids_can_start_from_0_or_1(tmp_path, write):
         joined(open_source(zero, vocabulary=["a", "b"]))
 
 
+def test_ids_beyond_a_vocabulary_that_was_found_name_the_file(tmp_path):
+    words = file(tmp_path, b"a\nb\n", "vocab.txt")
+    with pytest.raises(
+        CorpusError, match=rf"got 2 for a vocabulary of 2 words.*; to ignore {words}, pass vocab.*=False"
+    ):
+        joined(open_source(file(tmp_path, b"2 0:1 2:1\n")))
+
+
 def test_ids_of_triplets_can_start_from_0(tmp_path):
     path = file(tmp_path, b"2\n3\n2\n0 0 1\n1 2 4\n")
     with pytest.raises(CorpusError, match=r"corpus, line 4: expected a document from 1 to 2, got 0; .* first_id=0"):

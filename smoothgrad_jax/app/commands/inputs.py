@@ -17,14 +17,8 @@ from smoothgrad_jax.data.errors import plural
 from smoothgrad_jax.data.sources import Source
 from smoothgrad_jax.training.checkpoints import Checkpoint, fingerprint
 
-_READING = {
-    "format": None,
-    "field": None,
-    "encoding": "utf-8",
-    "first_id": None,
-    "sort": False,
-    "words_file": None,
-}
+# Options of `open_source` with their defaults.
+_READING = {"format": None, "field": None, "encoding": "utf-8", "first_id": None, "sort": False, "words_file": None}
 _WORD_OPTIONS = ("vocabulary", "min_df", "max_df", "max_features", "stop_words", "token_pattern")
 
 
