@@ -191,7 +191,7 @@ class Option(NamedTuple):
     """A setting as the user meets it.
 
     Attributes:
-      help: One line; what stands for a default of None is said here.
+      help: One line, which also says what a default of None means.
       parse: Convert a text of the command line to a value; raises ValueError where that is impossible.
       accepts: Whether a value is valid; None is valid where it is the default.
       expected: Valid values in words, after "must be".
@@ -382,7 +382,7 @@ OPTIONS: dict[str, Option] = {
         "prior of the words in a topic; auto learns one number (0.05, more for large corpora; variational 0.1)"
     ),
     "passes": _integer("passes over the documents (10; fewer for more than 100,000 documents)", "N", may_change=True),
-    "seconds": _positive("stop after so many seconds of training (no limit)", "S", may_change=True),
+    "seconds": _positive("stop after this many seconds of this call (no limit)", "S", may_change=True),
     "held_out": _integer("documents to hold out and to score (5% of the documents, at most 1,000)", "N", least=0),
     "score_every": _integer("steps between scores (20 scores per run; one per pass with early stopping)", "N"),
     "early_stopping": _switch("stop when the held-out score no longer improves"),
