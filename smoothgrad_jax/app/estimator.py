@@ -113,7 +113,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
     slots : {"float32", "bfloat16", "uint8"} or None, default=None
         Precision of the statistics in the window. A lower one saves memory where L is large. None is that of λ.
     doc_topic_prior : float, array of shape (n_components,), "auto" or None, default=None
-        α. "auto" learns one number per topic. None is 5/K within 0.01 … 0.3; 0.1 for the variational method.
+        α. "auto" learns one number per topic. None is 2.5/K within 0.01 … 0.3; 0.1 for the variational method.
     topic_word_prior : float, array that broadcasts to (n_components, n_features), "auto" or None, default=None
         η. "auto" learns one number. None is 0.05, and more where λ remembers only a part of the documents; 0.1 for the
         variational method.
@@ -183,8 +183,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
 
     Notes
     -----
-    The defaults were chosen by held-out score on four corpora; see ``experiments/defaults.py``. α is 0.1 and not 1/K,
-    as in scikit-learn and gensim, because 1/K scores lower on large corpora of short texts.
+    The defaults were chosen by held-out score and topic coherence on five corpora; see ``experiments/quality.py``.
 
     After Ctrl-C, :meth:`fit` stores the current topics in the attributes and raises ``KeyboardInterrupt``.
 

@@ -377,7 +377,7 @@ OPTIONS: dict[str, Option] = {
     "rho": Option(
         "constant step size instead of (τ + t)^−κ", float, _accepts_rho, "a number above 0 and at most 1", "RHO"
     ),
-    "alpha": _prior("prior of the topics in a document; auto learns one number per topic (5/K; variational 0.1)"),
+    "alpha": _prior("prior of the topics in a document; auto learns one number per topic (2.5/K; variational 0.1)"),
     "eta": _prior(
         "prior of the words in a topic; auto learns one number (0.05, more for large corpora; variational 0.1)"
     ),
@@ -396,7 +396,7 @@ OPTIONS: dict[str, Option] = {
     "checkpoint_every": _not_negative("seconds between checkpoints; 0: only on Ctrl-C", "S", may_change=True),
 }
 DEFAULT_VALUES: dict[str, Any] = {each.name: each.default for each in fields(Settings)}
-DEFAULTS = Settings()  # chosen by held-out score: experiments/defaults.py
+DEFAULTS = Settings()  # chosen by held-out score and coherence: experiments/quality.py, experiments/defaults.py
 
 
 def default_batch_size(num_docs: int) -> int:
@@ -410,18 +410,19 @@ def default_kappa(method: str) -> float:
 
 
 def default_alpha(method: str, num_topics: int) -> float:
-    """Return α: 5/K within 0.01 … 0.3, or 0.1 for the variational method.
+    """Return α: 2.5/K within 0.01 … 0.3, or 0.1 for the variational method.
 
     With few topics and a small α, sampling keeps all tokens of a document in the topic of its first token.
     """
-    return 0.1 if method == "variational" else min(max(5 / num_topics, 0.01), 0.3)
+    return 0.1 if method == "variational" else min(max(2.5 / num_topics, 0.01), 0.3)
 
 
 def default_eta(method: str, num_docs: float, batch_size: int, last_rho: float) -> float:
     """Return η.
 
-    λ is scaled to D documents, but is a mean over the last 1/ρ minibatches, which is n = B/ρ documents. The noise in λ
-    is that of n documents, scaled up by D/n, and the prior has to be scaled with it: η = 0.05 max(1, D/n).
+    λ is scaled to D documents, but it is a moving average with weight ρ, whose noise is that of a mean over 2/ρ
+    minibatches, which is n = 2B/ρ documents. A posterior from n documents, scaled up by D/n, has the prior scaled up
+    too: η = 0.05 max(1, D/n).
 
     Args:
       method: The local step; for the variational one η is 0.1.
@@ -430,7 +431,7 @@ def default_eta(method: str, num_docs: float, batch_size: int, last_rho: float) 
       last_rho: ρ after the default number of passes. The passes of this run do not count, so that a resumed run with
         more of them has the same η.
     """
-    return 0.1 if method == "variational" else 0.05 * max(1.0, num_docs * last_rho / batch_size)
+    return 0.1 if method == "variational" else 0.05 * max(1.0, num_docs * last_rho / (2 * batch_size))
 
 
 def default_tau(batches_per_pass: float) -> float:

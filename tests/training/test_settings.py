@@ -18,7 +18,6 @@ from smoothgrad_jax.app.runs import check_resumable, step_size
 from smoothgrad_jax.core.adaptive import Adaptive
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.window import Moving
-from smoothgrad_jax.data.durable_files import LoadError
 from smoothgrad_jax.training import driver
 from smoothgrad_jax.training.settings import DEFAULT_VALUES, OPTIONS, Settings, parse_option, window_object
 
@@ -104,7 +103,7 @@ def test_a_checkpoint_of_another_schedule_is_refused(stored, given):
     then, now, same = (Settings(**each).resolve(1_000) for each in (stored, given, stored))
     checkpoint = SimpleNamespace(settings=then.as_json())
     check_resumable(checkpoint, same, {})
-    with pytest.raises(LoadError, match="this checkpoint is of another run"):
+    with pytest.raises(OptionError, match=r"in the checkpoint, and is .* now; a resumed run cannot change it"):
         check_resumable(checkpoint, now, {})
 
 
