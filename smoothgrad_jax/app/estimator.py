@@ -36,7 +36,7 @@ from smoothgrad_jax.data.corpus import Corpus
 from smoothgrad_jax.models.lda import inference
 from smoothgrad_jax.models.lda.methods import named_method
 from smoothgrad_jax.models.lda.model import LDA
-from smoothgrad_jax.models.topic_quality import TopicQuality, topic_quality, topic_shares
+from smoothgrad_jax.models.topic_quality import TopicQuality, topic_prevalence, topic_quality
 from smoothgrad_jax.training import driver
 from smoothgrad_jax.training.checkpoints import Checkpoints, fingerprint
 from smoothgrad_jax.training.settings import DEFAULTS, Prior, Settings, StepSize, Warmup, Window, window_object
@@ -399,7 +399,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         """
         check_is_fitted(self, "components_")
         counts = self._validated(X, reset=False)
-        return topic_quality(self._lam(), counts, shares=self._prevalence())
+        return topic_quality(self._lam(), counts, prevalence=self._prevalence())
 
     def to_model(self, vocabulary: Sequence[str] | None = None, X: Counts | None = None) -> saved_models.SavedModel:
         """Return the topics as a :class:`smoothgrad_jax.SavedModel`, which can be saved and reported.
@@ -559,7 +559,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             self.topic_word_prior_ = np.asarray(model.eta).T if np.ndim(model.eta) else model.eta
 
     def _prevalence(self) -> np.ndarray | None:
-        return topic_shares(self._lam(), _word_major(self.topic_word_prior_))
+        return topic_prevalence(self._lam(), _word_major(self.topic_word_prior_))
 
     def _lam(self) -> np.ndarray:
         return np.ascontiguousarray(np.asarray(self.components_, np.float32).T)

@@ -129,7 +129,7 @@ class Head:
         """The first bytes in UTF-8.
 
         Raises:
-          CorpusError: If the file is binary. Formats of binary files have a higher priority than those of text.
+          CorpusError: If the file is binary. Formats of binary files are tried before those of text.
         """
         for magic, kind in _FOREIGN.items():
             if self.raw.startswith(magic):

@@ -4,7 +4,7 @@
 |----------|-----------------------------------------------------------------------------------------------------|
 | λ        | Dirichlet parameters of the topics [V, K]                                                           |
 | β_k      | λ_k / Σ_w λ_wk, the expected word probabilities of topic k                                          |
-| π_k      | share of topic k in the corpus                                                                      |
+| π_k      | prevalence of topic k in the corpus                                                                 |
 | p(w)     | fraction of the documents that contain word w                                                       |
 | p(v, w)  | fraction of the documents that contain both words                                                   |
 | n        | top words per topic                                                                                 |
@@ -32,7 +32,7 @@ MAX_DOCS = 20_000  # documents from which co-occurrences are counted
 _EPSILON = 1e-12  # added to p(v, w), as in gensim, so that the logarithm is finite
 _DUPLICATE_SIMILARITY = 0.9  # cosine from which two topics are near-duplicates
 _DUPLICATE_OVERLAP = 0.5  # fraction of common top words from which two topics are near-duplicates
-_SMALL_SHARE = 0.05  # a topic with less than this fraction of the mean share is almost empty
+_SMALL_PREVALENCE = 0.05  # a topic with less than this fraction of the mean prevalence is almost empty
 _FLAT = 0.5  # a topic whose effective words are more than this fraction of the vocabulary is flat
 _BLOCK_SIZE = 1 << 22  # numbers per block of λ: 32 MB
 
@@ -46,7 +46,7 @@ class TopicQuality(NamedTuple):
     Attributes:
       npmi: Coherence per topic [K], about −1 to 1; see :func:`npmi`.
       diversity: Fraction of distinct words among the top words of all topics, in (0, 1].
-      effective_topics: exp of the entropy of the shares, in [1, K].
+      effective_topics: exp of the entropy of the prevalence, in [1, K].
       near_duplicates: Pairs of topics (i, j) with i < j, most similar first; see :func:`near_duplicates`.
       junk: Topics that are incoherent, flat or almost empty, with the reason; see :func:`junk_topics`.
       num_docs: Number of documents from which co-occurrences were counted.
@@ -127,7 +127,7 @@ def topic_quality(
     lam: npt.ArrayLike,
     X: DocumentsLike,
     *,
-    shares: npt.ArrayLike | None = None,
+    prevalence: npt.ArrayLike | None = None,
     documents: npt.NDArray | None = None,
     num_words: int = TOP_WORDS,
     max_docs: int = MAX_DOCS,
@@ -137,7 +137,7 @@ def topic_quality(
     Args:
       lam: λ [V, K].
       X: Documents × words, CSR or a :class:`smoothgrad_jax.Corpus`; usually the training documents.
-      shares: π [K], of any positive sum; by default ∝ Σ_w λ_wk, which includes the prior.
+      prevalence: π [K], of any positive sum; by default ∝ Σ_w λ_wk, which includes the prior.
       documents: Numbers of the documents of X to use; by default all.
       num_words: n.
       max_docs: Largest number of documents to read. Of more documents, some that are evenly spaced.
@@ -155,9 +155,9 @@ def topic_quality(
       'NPMI 1.000, diversity 1.00, 3.0 effective topics of 3, 0 near-duplicate pairs, 0 junk topics'
     """
     lam = _checked_topics("lam", lam)
-    weights = lam.sum(0, dtype=np.float64) if shares is None else np.asarray(shares, np.float64)
+    weights = lam.sum(0, dtype=np.float64) if prevalence is None else np.asarray(prevalence, np.float64)
     if weights.shape != (lam.shape[1],):
-        raise ValueError(f"shares must have one number per topic, {lam.shape[1]}; got shape {weights.shape}")
+        raise ValueError(f"prevalence must have one number per topic, {lam.shape[1]}; got shape {weights.shape}")
     if max_docs < 1:
         raise ValueError(f"max_docs must be at least 1, got {max_docs}")
     corpus = X if isinstance(X, Corpus) else Corpus.of(X)
@@ -242,25 +242,25 @@ def diversity(top_words: npt.ArrayLike) -> float:
     return len(np.unique(words)) / words.size
 
 
-def effective_topics(shares: npt.ArrayLike) -> float:
-    """Return exp(−Σ_k π_k log π_k): K for equal shares, 1 if one topic has everything.
+def effective_topics(prevalence: npt.ArrayLike) -> float:
+    """Return exp(−Σ_k π_k log π_k): K for equal prevalence, 1 if one topic has everything.
 
     Args:
-      shares: π [K], of any positive sum.
+      prevalence: π [K], of any positive sum.
 
     Raises:
-      ValueError: If a share is negative or not finite, or all are 0.
+      ValueError: If a number is negative or not finite, or all are 0.
     """
-    weights = np.asarray(shares, np.float64)
+    weights = np.asarray(prevalence, np.float64)
     if weights.ndim != 1 or not weights.size:
-        raise ValueError(f"shares must be one number per topic, got shape {weights.shape}")
+        raise ValueError(f"prevalence must be one number per topic, got shape {weights.shape}")
     if not (np.isfinite(weights).all() and weights.min() >= 0 and weights.sum() > 0):
-        raise ValueError("shares must be finite and not negative, with a positive sum")
+        raise ValueError("prevalence must be finite and not negative, with a positive sum")
     positive = weights[weights > 0] / weights.sum()
     return float(np.exp(-(positive * np.log(positive)).sum()))
 
 
-def topic_shares(lam: npt.ArrayLike, eta: npt.ArrayLike) -> npt.NDArray[np.float64] | None:
+def topic_prevalence(lam: npt.ArrayLike, eta: npt.ArrayLike) -> npt.NDArray[np.float64] | None:
     """Return π_k ∝ Σ_w max(λ_wk − η, 0), the fraction of the tokens in topic k [K]; None if λ is the prior.
 
     Args:
@@ -333,12 +333,12 @@ def near_duplicates(lam: npt.ArrayLike, num_words: int = TOP_WORDS) -> list[tupl
     return list(zip(first[order].tolist(), second[order].tolist(), strict=True))
 
 
-def junk_topics(lam: npt.ArrayLike, coherence: npt.ArrayLike, shares: npt.ArrayLike) -> dict[int, Junk]:
+def junk_topics(lam: npt.ArrayLike, coherence: npt.ArrayLike, prevalence: npt.ArrayLike) -> dict[int, Junk]:
     """Return the topics that describe nothing, with the reason.
 
     | reason         | criterion                                                                                   |
     |----------------|---------------------------------------------------------------------------------------------|
-    | almost empty   | π_k is less than a twentieth of the mean share                                              |
+    | almost empty   | π_k is less than a twentieth of the mean prevalence                                         |
     | flat           | exp of the entropy of β_k, the effective number of words, is more than half of V            |
     | incoherent     | NPMI ≤ 0: the top words occur together no more often than by chance                         |
 
@@ -347,11 +347,11 @@ def junk_topics(lam: npt.ArrayLike, coherence: npt.ArrayLike, shares: npt.ArrayL
     Args:
       lam: λ [V, K].
       coherence: NPMI [K].
-      shares: π [K], of any positive sum.
+      prevalence: π [K], of any positive sum.
     """
-    lam, weights = _checked_topics("lam", lam), np.asarray(shares, np.float64)
+    lam, weights = _checked_topics("lam", lam), np.asarray(prevalence, np.float64)
     effective_words = np.array([effective_topics(column) for column in _columns(lam)])
-    is_small, is_flat = weights < _SMALL_SHARE * weights.mean(), effective_words > _FLAT * len(lam)
+    is_small, is_flat = weights < _SMALL_PREVALENCE * weights.mean(), effective_words > _FLAT * len(lam)
     junk: dict[int, Junk] = {}
     for k, value in enumerate(np.asarray(coherence).tolist()):
         if is_small[k]:

@@ -162,10 +162,10 @@ def test_effective_topics_in_closed_form():
     assert quality.effective_topics([1, 1, 1e-12]) == pytest.approx(2)
 
 
-@pytest.mark.parametrize("shares", [[], [[1.0]], [0, 0], [-1, 2], [math.nan, 1], [math.inf, 1]])
-def test_wrong_shares_are_refused(shares):
-    with pytest.raises(ValueError, match="shares must be"):
-        quality.effective_topics(shares)
+@pytest.mark.parametrize("prevalence", [[], [[1.0]], [0, 0], [-1, 2], [math.nan, 1], [math.inf, 1]])
+def test_wrong_shares_are_refused(prevalence):
+    with pytest.raises(ValueError, match="prevalence must be"):
+        quality.effective_topics(prevalence)
 
 
 def test_top_words_are_sorted_with_ties_in_the_order_of_the_vocabulary(rng):
@@ -175,10 +175,10 @@ def test_top_words_are_sorted_with_ties_in_the_order_of_the_vocabulary(rng):
     assert quality.top_words(lam[:4]).shape == (9, 4)
 
 
-def test_topic_shares_leave_out_the_prior():
+def test_topic_prevalence_leaves_out_the_prior():
     lam = np.array([[2.5, 0.5], [0.5, 1.5]])
-    np.testing.assert_allclose(quality.topic_shares(lam, 0.5), [2 / 3, 1 / 3])
-    assert quality.topic_shares(np.full((3, 2), 0.5), 0.5) is None
+    np.testing.assert_allclose(quality.topic_prevalence(lam, 0.5), [2 / 3, 1 / 3])
+    assert quality.topic_prevalence(np.full((3, 2), 0.5), 0.5) is None
 
 
 # ---- matching ----
@@ -251,8 +251,8 @@ def test_a_small_vocabulary_makes_no_duplicates():
 
 def test_junk_topics_have_a_reason():
     lam = np.column_stack([distinct_topics(), np.ones(80)])
-    shares = [1, 1, 0.01, 1, 1]
-    junk = quality.junk_topics(lam, [0.2, -0.1, 0.3, 0.0, 0.2], shares)
+    prevalence = [1, 1, 0.01, 1, 1]
+    junk = quality.junk_topics(lam, [0.2, -0.1, 0.3, 0.0, 0.2], prevalence)
     assert junk == {1: "incoherent", 2: "almost empty", 3: "incoherent", 4: "flat"}
     assert quality.junk_topics(lam[:, :4], np.full(4, 0.1), np.ones(4)) == {}
 
@@ -262,13 +262,13 @@ def test_junk_topics_have_a_reason():
 
 def test_topic_quality_is_the_sum_of_its_parts(rng):
     X, lam = random_case(rng)
-    words, shares = quality.top_words(lam), rng.random(6)
-    found = quality.topic_quality(lam, X, shares=shares)
+    words, prevalence = quality.top_words(lam), rng.random(6)
+    found = quality.topic_quality(lam, X, prevalence=prevalence)
     np.testing.assert_array_equal(found.npmi, quality.npmi(words, X))
     assert found.diversity == quality.diversity(words)
-    assert found.effective_topics == quality.effective_topics(shares)
+    assert found.effective_topics == quality.effective_topics(prevalence)
     assert found.near_duplicates == quality.near_duplicates(lam)
-    assert found.junk == quality.junk_topics(lam, found.npmi, shares)
+    assert found.junk == quality.junk_topics(lam, found.npmi, prevalence)
     assert found.num_docs == len(X)
     assert quality.topic_quality(lam, X).effective_topics == quality.effective_topics(lam.sum(0))
     assert found.summary()["npmi"] == pytest.approx(found.npmi.mean())
@@ -314,7 +314,7 @@ def test_remarks_name_the_reason_and_the_duplicates():
 def test_quality_survives_json(rng):
     X, lam = random_case(rng)
     lam[:, 5] = 2 * lam[:, 1]
-    found = quality.topic_quality(lam, X, shares=[1, 1, 1, 1, 0.001, 1])
+    found = quality.topic_quality(lam, X, prevalence=[1, 1, 1, 1, 0.001, 1])
     back = TopicQuality.from_json(json.loads(json.dumps(found.as_json())))
     np.testing.assert_array_equal(back.npmi, found.npmi)
     assert back._replace(npmi=None) == found._replace(npmi=None)
@@ -334,7 +334,7 @@ def test_the_description_counts_in_the_right_number():
     [
         ({"X": np.eye(3)}, "X has 3 words, but λ has 4 rows"),
         ({"lam": np.ones(4)}, r"lam must be numbers of shape \[V, K\]"),
-        ({"shares": [1.0]}, "shares must have one number per topic, 2"),
+        ({"prevalence": [1.0]}, "prevalence must have one number per topic, 2"),
         ({"num_words": 0}, "num_words must be at least 1"),
         ({"max_docs": 0}, "max_docs must be at least 1"),
     ],

@@ -15,7 +15,7 @@ from smoothgrad_jax.app.commands.output import INTERRUPTED, emit, log
 from smoothgrad_jax.app.runs import Run
 from smoothgrad_jax.app.saved_models import SavedModel
 from smoothgrad_jax.data.corpus_folder import CountedCorpus
-from smoothgrad_jax.models.topic_quality import topic_quality, topic_shares
+from smoothgrad_jax.models.topic_quality import topic_prevalence, topic_quality
 from smoothgrad_jax.training.checkpoints import Checkpoint, Checkpoints
 from smoothgrad_jax.training.driver import Progress
 from smoothgrad_jax.training.engines import NotFiniteError
@@ -71,7 +71,7 @@ def train(run: Run, as_json: bool, checkpoints: Checkpoints | None = None) -> in
 def saved_model(run: Run, stored: CountedCorpus) -> SavedModel:
     """Return the topics of a run as a model that can be saved, with their quality on training documents."""
     lam, model = np.asarray(run.params), run.model
-    prevalence = topic_shares(lam, np.asarray(model.eta))
+    prevalence = topic_prevalence(lam, np.asarray(model.eta))
     return SavedModel(
         lam=lam,
         alpha=model.alpha,
@@ -82,7 +82,7 @@ def saved_model(run: Run, stored: CountedCorpus) -> SavedModel:
         history=run.history,
         prevalence=prevalence,
         word_counts=stored.corpus.word_counts(),
-        quality=topic_quality(lam, stored.corpus, shares=prevalence, documents=run.documents),
+        quality=topic_quality(lam, stored.corpus, prevalence=prevalence, documents=run.documents),
     )
 
 
