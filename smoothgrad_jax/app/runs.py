@@ -4,7 +4,7 @@
     run.train()
     run.params, run.model
 
-The run holds documents out and scores them, learns priors, stops early, keeps a history and writes checkpoints. The
+The run scores held-out documents, learns priors, stops early, keeps a history and writes checkpoints. The
 settings, the corpus and the number of steps determine the result: a run that continues from a checkpoint of
 :meth:`Run.train` ends with the same λ as an uninterrupted one, bit for bit on the same machine. Exception:
 learned priors are updated at each report, so an interruption between two reports changes later updates.
@@ -68,7 +68,7 @@ def initial_topics(
       key: A random key.
       corpus: The counts.
       num_topics: K.
-      documents: Candidate documents, by default all; at most 10,000 evenly spaced ones are used.
+      documents: Candidate documents, of which at most 10,000 evenly spaced ones are used; by default all documents.
       num_docs: Number of documents to which λ is scaled; by default the number of candidates.
     """
     if documents is None:
