@@ -3,7 +3,7 @@
     python experiments/quality.py --corpus arxiv/bow.npz --documents 30000
     python experiments/quality.py --corpus arxiv/bow.npz --documents 30000 --method tomotopy --passes 200
     python experiments/quality.py --table
-    python experiments/quality.py --plot quality.png
+    python experiments/quality.py --plot quality.png --corpora arxiv,news,wiki_hoffman
 
 The other libraries are optional: pip install tomotopy scikit-learn gensim matplotlib
 
@@ -168,12 +168,12 @@ def train_gensim(X, halves, args):
 
 
 def read_results(path):
-    """Return the settings and curves of all runs by corpus and number of documents."""
+    """Return the settings and curves of all runs by corpus and number of documents, small corpora first."""
     runs = {}
     for line in path.read_text().splitlines():
         run = json.loads(line)
         runs.setdefault((run["setting"]["corpus"], run["setting"]["documents"]), []).append(run)
-    return runs
+    return dict(sorted(runs.items(), key=lambda item: (item[0][1] > 100_000, item[0])))
 
 
 def label(setting):
@@ -198,14 +198,14 @@ def print_table(path):
                 print(f"| {label(run['setting'])} | {columns} | {p['effective']:.0f} | {p['diversity']:.2f} |")
 
 
-def plot(path, out):
-    """Draw the score and the NPMI of every run against seconds, one column per corpus."""
+def plot(path, out, corpora):
+    """Draw the score and the NPMI of the runs on some corpora against seconds, one column per corpus."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    results = read_results(path)
+    results = {key: runs for key, runs in read_results(path).items() if not corpora or key[0] in corpora}
     figure, axes = plt.subplots(2, len(results), figsize=(4 * len(results), 6), squeeze=False, sharex="col")
     for column, ((corpus, documents), runs) in enumerate(results.items()):
         for run in runs:
@@ -242,14 +242,17 @@ def main():
     parser.add_argument("--results", type=pathlib.Path, default=pathlib.Path("quality.jsonl"))
     parser.add_argument("--table", action="store_true", help="print the results")
     parser.add_argument("--plot", metavar="PATH", help="draw the results")
+    parser.add_argument("--corpora", default="", help="with --plot: names of corpora, separated by commas")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.table or args.plot:
-        print_table(args.results) if args.table else plot(args.results, args.plot)
+        print_table(args.results) if args.table else plot(
+            args.results, args.plot, set(filter(None, args.corpora.split(",")))
+        )
         return
     if args.corpus is None:
         parser.error("a run needs --corpus")
-    excluded = ("corpus", "results", "table", "plot", "inside")
+    excluded = ("corpus", "results", "table", "plot", "corpora", "inside")
     setting = {name: value for name, value in vars(args).items() if name not in excluded and value is not None}
     setting["corpus"] = args.corpus.parent.name or args.corpus.stem
     if not args.inside:
