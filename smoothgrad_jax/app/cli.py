@@ -85,18 +85,18 @@ def given_settings(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in OPTIONS if getattr(args, name, None) is not None}
 
 
-def build_parser(complete: Collection[str] | None = None) -> argparse.ArgumentParser:
+def build_parser(with_options: Collection[str] | None = None) -> argparse.ArgumentParser:
     """Return the parser with all commands.
 
     Args:
-      complete: The commands whose options are declared; by default all.
+      with_options: The commands whose options are declared; by default all.
     """
     parser = _Parser(prog="smoothgrad", description="Topics from text by smoothed stochastic variational inference.")
     parser.add_argument("--version", action="version", version=f"smoothgrad_jax {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
         subparser = commands.add_parser(name, help=command.help)
-        if complete is None or name in complete:
+        if with_options is None or name in with_options:
             command.add_options(subparser)
     return parser
 

@@ -98,9 +98,10 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
     ----------
     n_components : int, default=10
         K, the number of topics.
-    method : {"sampled", "mean", "variational"}, default="sampled"
-        How the topics of a document's words are inferred during training: by sampling every token, by variational
-        inference with the mean of the topics, or by variational inference as in the paper.
+    method : {"sampled", "collapsed", "mean", "variational"}, default="sampled"
+        How the topics of a document's words are inferred during training: by sampling every token, by collapsed
+        variational inference (CVB0), by variational inference with the mean of the topics, or by variational inference
+        as in the paper.
     sweeps : int, default=5
         Samples per token and visit of a document, for the sampled method.
     window : int, float('inf'), str, callable or Adaptive, default=10
@@ -156,7 +157,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         Seconds between two checkpoints. 0 writes one only after Ctrl-C.
     resume : bool, default=False
         Continue from the last checkpoint in ``checkpoints``, if there is one. Documents, ``random_state`` and
-        parameters must be the same, except ``max_iter``, ``seconds`` and ``checkpoint_every``.
+        parameters must be the same, except ``max_iter``, ``seconds``, ``checkpoint_every`` and ``n_jobs=None``.
     n_jobs : int or None, default=None
         Threads. None is one per core, at most eight, and fewer for small minibatches.
     verbose : int, default=0

@@ -99,7 +99,7 @@ def check_resumable(checkpoint: Checkpoint, settings: Settings, metadata: Mappin
 
     Args:
       checkpoint: The checkpoint.
-      settings: Resolved settings of the new run; passes, seconds, threads and checkpoint_every may differ.
+      settings: Resolved settings of the new run; options with ``may_change`` may differ.
       metadata: Further entries of the checkpoint, such as a fingerprint of the corpus.
 
     Raises:
@@ -121,7 +121,7 @@ def check_settings(stored: Mapping[str, Any], current: Mapping[str, Any]) -> Non
 
     Args:
       stored: The settings of the checkpoint.
-      current: Settings of the new run, some or all; passes, seconds, threads and checkpoint_every may differ.
+      current: Settings of the new run, some or all; options with ``may_change`` may differ.
 
     Raises:
       OptionError: A setting differs.

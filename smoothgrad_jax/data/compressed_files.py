@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 from smoothgrad_jax.data.errors import CorpusError, OptionName, corpus_error
 
+SUFFIXES = (".gz", ".bz2", ".xz")
 CHUNK_BYTES = 2**22  # bytes per read
 MAX_RECORD_BYTES = 2**24  # maximum length of a line that is parsed into fields
 
@@ -50,6 +51,11 @@ def decompress(path: Path, size: int | None = None) -> Iterator[bytes]:
         raise corpus_error(path, f"the compressed file is damaged: {error}") from None
     except OSError as error:  # bz2 raises OSError for damaged data, too
         raise corpus_error(path, f"cannot be read: {error.strerror or error}") from None
+
+
+def without_suffix(name: str) -> str:
+    """Return the name of a file without the suffix of a compression."""
+    return next((name.removesuffix(suffix) for suffix in SUFFIXES if name.endswith(suffix)), name)
 
 
 def read_utf8(path: Path, encoding: str = "utf-8", size: int | None = None) -> Iterator[bytes]:

@@ -2,13 +2,12 @@
 
 import csv
 import json
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from smoothgrad_jax.data import compressed_files
-from smoothgrad_jax.data.compressed_files import decode, read_utf8, text_lines
+from smoothgrad_jax.data.compressed_files import decode, read_utf8, text_lines, without_suffix
 from smoothgrad_jax.data.errors import OptionName, corpus_error, excerpt, plural
 from smoothgrad_jax.data.formats import Format
 from smoothgrad_jax.data.sources import Head, Source
@@ -49,7 +48,7 @@ def table_format(name: str, delimiter: str, priority: int) -> Format:
     """Return the format of tables with a delimiter, whose files are named ``*.name`` or have a known column."""
 
     def recognise(head: Head) -> bool:
-        if re.sub(r"\.(gz|bz2|xz)$", "", head.path.name.lower()).endswith(f".{name}"):
+        if without_suffix(head.path.name.lower()).endswith(f".{name}"):
             return not head.is_folder
         try:
             lines = [line.decode("utf-8", "replace") for line in head.lines[:2]]

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from smoothgrad_jax.data import compressed_files, formats, text
-from smoothgrad_jax.data.compressed_files import decompress, read_utf8
+from smoothgrad_jax.data.compressed_files import SUFFIXES, decompress, read_utf8, without_suffix
 from smoothgrad_jax.data.count_blocks import Block
 from smoothgrad_jax.data.errors import CorpusError, OptionName, Pieces, corpus_error, plural
 
@@ -278,7 +278,7 @@ def _check_texts(folder: Path, field: str | None, encoding: str) -> None:
         problem = f"expected a folder with one text per file, but {first.name} is recognised as {inside}; pass "
         options = (
             OptionName("format", inside),
-            " to read all files so, or ",
+            " to read all files in that format, or ",
             OptionName("format", "files"),
         )
         raise corpus_error(folder, (problem, *options, " to read each file as one text"))
@@ -322,9 +322,9 @@ def _with_vocabulary(source: Source, given: str | os.PathLike | Iterable[str] | 
 def _find_vocabulary(paths: tuple[Path, ...]) -> Path | None:
     """Return the vocabulary in the folder of the first file, if there is one."""
     path = paths[0]
-    name = re.sub(r"\.(gz|bz2|xz)$", "", path.name)
+    name = without_suffix(path.name)
     known = [f"vocab.{name[8:]}"] if name.startswith("docword.") else ["vocab.txt", "vocabulary.txt"]
-    for candidate in (path.with_name(each + suffix) for each in known for suffix in ("", ".gz", ".bz2", ".xz")):
+    for candidate in (path.with_name(each + suffix) for each in known for suffix in ("", *SUFFIXES)):
         if os.path.isfile(candidate) and candidate not in paths:
             return candidate
     return None

@@ -15,7 +15,7 @@ from smoothgrad_jax.data.corpus import Corpus
 from smoothgrad_jax.data.sampling import draw, seed_of
 from smoothgrad_jax.training.settings import default_batch_size
 
-_DELAY_OF_SUPPLIED_BATCHES = 10  # τ where the number of minibatches per pass is not known
+_OFFSET_OF_SUPPLIED_BATCHES = 10  # τ where the number of minibatches per pass is not known
 
 
 class Sampler(NamedTuple):
@@ -55,7 +55,7 @@ class Minibatches(NamedTuple):
     def batches_per_pass(self) -> float:
         """Number of minibatches per pass over the corpus; a small constant if it is not known."""
         if self.sampler is None:
-            return _DELAY_OF_SUPPLIED_BATCHES
+            return _OFFSET_OF_SUPPLIED_BATCHES
         return self.sampler.num_docs / self.sampler.batch_size
 
 

@@ -1,7 +1,9 @@
 """The settings of a run: each option with its default, its help text and its check, in one place.
 
-:func:`smoothgrad_jax.fit`, the estimator and the command read their defaults from :class:`Settings`. This module
-imports only the standard library, so that ``smoothgrad --help`` does not wait for jax.
+:func:`smoothgrad_jax.fit`, the estimator and the command read their defaults from :class:`Settings`, and from the
+functions ``default_…`` where a default follows from the corpus or the method. Exceptions: :func:`smoothgrad_jax.fit`
+makes one pass with κ = 0.7, and the estimator has ten topics, as in scikit-learn. This module imports only the
+standard library, so that ``smoothgrad fit --help`` does not wait for jax.
 
     settings = Settings(topics=20, window="adaptive:64").resolve(num_docs=10_000)
     settings.batch_size                            # 256: chosen from the number of documents

@@ -1,6 +1,6 @@
 """The registry of file formats: one module in this folder is one format.
 
-A module ``formats/NAME.py`` defines ``FORMAT``, a :class:`Format`. Nothing else has to be changed to add a format: the
+A module ``formats/NAME.py`` defines ``FORMAT``, a :class:`Format`. No other code has to be changed to add a format: the
 readers, the command and the tests find the module by its name. The names are read from the folder, so that
 ``smoothgrad --help`` lists them without importing NumPy.
 """

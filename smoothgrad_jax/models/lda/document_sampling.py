@@ -104,7 +104,7 @@ def sample_documents(
         rows = copy_rows(rows, beta, batch.words, start, length)
         num_tokens, entries = _expand(entries, pieces, start, length)
         document = batch.documents[d].astype(jnp.uint32)
-        words = _mix(document + seed[0]), _mix(document ^ seed[1])
+        hashes = _mix(document + seed[0]), _mix(document ^ seed[1])
         is_long = num_tokens >= _LONG
         gamma = _fixed_point(rows, counts, start, length, prior, columns < num_topics, jnp.where(is_long, _UPDATES, 0))
 
@@ -119,7 +119,7 @@ def sample_documents(
                 weight, old = lax.optimization_barrier((weights_of[start + entry], topics[t]))
                 others = jnp.where((columns == old) & (number > 0), jnp.maximum(tokens - weight, 0), tokens)
                 weights = lax.optimization_barrier(jnp.where(from_gamma, gamma, others + prior))
-                new = _draw(weights, row(rows, entry), _uniform(words, t, number, dtype), num_topics)
+                new = _draw(weights, row(rows, entry), _uniform(hashes, t, number, dtype), num_topics)
                 # All of N is written: to change two numbers of it, XLA would copy it.
                 return jnp.where(columns == new, others + weight, others), set_row(topics, t, new[None])
 
@@ -238,10 +238,10 @@ def _fold_sizes(width):
             return sizes
 
 
-def _uniform(words, token, sweep, dtype):
-    """Return a number in [0, 1) with 24 random bits, from the two words of a document."""
-    bits = _mix(words[0] + token.astype(jnp.uint32) * jnp.uint32(0x9E3779B9))
-    bits = _mix(bits ^ (words[1] + sweep.astype(jnp.uint32) * jnp.uint32(0x7FEB352D)))
+def _uniform(hashes, token, sweep, dtype):
+    """Return a number in [0, 1) with 24 random bits, from the two hashes of a document."""
+    bits = _mix(hashes[0] + token.astype(jnp.uint32) * jnp.uint32(0x9E3779B9))
+    bits = _mix(bits ^ (hashes[1] + sweep.astype(jnp.uint32) * jnp.uint32(0x7FEB352D)))
     return (bits >> 8).astype(jnp.int32).astype(dtype) * jnp.asarray(2**-24, dtype)
 
 

@@ -44,7 +44,7 @@ from smoothgrad_jax.models.lda.document_fit import (
 )
 from smoothgrad_jax.models.lda.document_sampling import SampledInfo
 from smoothgrad_jax.models.lda.methods import Method, Sampled, Variational, check_method, deterministic
-from smoothgrad_jax.models.lda.row_kernel import LDAKernel, make_kernel, seed_words, without_tokens
+from smoothgrad_jax.models.lda.row_kernel import LDAKernel, make_kernel, seed_numbers, without_tokens
 
 Documents = Any  # documents × words, in any form that smoothgrad_jax.pack takes
 
@@ -135,9 +135,9 @@ def local_step(
 ) -> tuple[Array, LocalInfo | SampledInfo]:
     """Fit the documents of a minibatch with the topics held fixed; compiled once per shape.
 
-    Each document starts from γ = α + N/K, where N is its number of tokens. It stops by itself, when an update moves γ
-    by less than ``tol`` on average over the topics. γ of a document depends on no other document. The updates have
-    momentum, see :func:`smoothgrad_jax.models.lda.document_fit.fit_documents`.
+    γ of a document depends on no other document. With ``Variational`` and ``Mean`` it starts from γ = α + N/K, where N
+    is the number of tokens, and stops when an update moves γ by less than ``tol`` on average over the topics. The updates
+    have momentum, see :func:`smoothgrad_jax.models.lda.document_fit.fit_documents`.
 
     Allocates, besides the result, a few arrays [U, K] for the U different words of the batch, and tiles [M, K] for the
     M words of the longest document.
@@ -160,7 +160,7 @@ def local_step(
         return _local_step(model, lam, without_tokens(batch), None)
     if key is None:
         raise OptionError("key", "is needed by the sampled method: key=jax.random.key(0)")
-    return _local_step(model, lam, batch, seed_words(key))
+    return _local_step(model, lam, batch, seed_numbers(key))
 
 
 def elbo(model: LDA, lam: Array, batch: Batch, tol: Numeric | None = None, max_iter: Numeric | None = None) -> Array:

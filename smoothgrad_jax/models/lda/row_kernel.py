@@ -76,7 +76,7 @@ class LDAKernel(NamedTuple):
         """Infer the topics of the documents in a range."""
         del totals, rest
         start = scratch, jnp.zeros_like(self.alpha), jnp.zeros((), jnp.int32), jnp.zeros((), self.alpha.dtype)
-        seed = None if key is None else seed_words(key)
+        seed = None if key is None else seed_numbers(key)
         batch = batch if isinstance(self.method, Sampled) else without_tokens(batch)
         options = self.tol, self.max_iter, self.method
         sums, total, *info = _fit(start, self.alpha, features, batch, bounds, *options, seed)
@@ -90,8 +90,8 @@ def _fit(_, alpha, beta, batch, bounds, tol, max_iter, method, seed):
     return sums, total, info.iterations.sum(dtype=jnp.int32), change
 
 
-def seed_words(key: PRNGKey) -> Array:
-    """Return two 32-bit numbers of a random key."""
+def seed_numbers(key: PRNGKey) -> Array:
+    """Return the two 32-bit numbers of a random key."""
     return jax.random.key_data(key).ravel()[:2] if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key.ravel()[:2]
 
 
