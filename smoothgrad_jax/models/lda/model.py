@@ -136,8 +136,8 @@ def local_step(
     """Fit the documents of a minibatch with the topics held fixed; compiled once per shape.
 
     γ of a document depends on no other document. With ``Variational`` and ``Mean`` it starts from γ = α + N/K, where N
-    is the number of tokens, and stops when an update moves γ by less than ``tol`` on average over the topics. The updates
-    have momentum, see :func:`smoothgrad_jax.models.lda.document_fit.fit_documents`.
+    is the number of tokens, and stops when an update moves γ by less than ``tol`` on average over the topics. The
+    updates have momentum, see :func:`smoothgrad_jax.models.lda.document_fit.fit_documents`.
 
     Allocates, besides the result, a few arrays [U, K] for the U different words of the batch, and tiles [M, K] for the
     M words of the longest document.
