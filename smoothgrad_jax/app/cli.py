@@ -14,13 +14,17 @@ the command runs. The options of a run come from :class:`smoothgrad_jax.training
 |           | interrupted at another time, a command saves nothing                                  |
 """
 
+import _thread
 import argparse
 import contextlib
 import importlib
 import io
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
+from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
 from smoothgrad_jax import __version__
@@ -31,6 +35,7 @@ _INPUTS = (
     "files or a folder: text with one document per line, a folder of text files, JSON lines, CSV, TSV, UCI docword, "
     "LDA-C, Matrix Market, svmlight, scipy .npz, optionally compressed by gzip, bzip2 or xz; or the output of convert"
 )
+_LATER = 0.02  # seconds between a Ctrl-C that cannot be handled and the next attempt
 # Option of the model -> setting.
 _SETTING_OF = {"tol": "local_tol", "max_iter": "local_max_iter"}
 
@@ -42,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")  # some terminals cannot encode every character
     argv = sys.argv[1:] if argv is None else argv
     args = build_parser([argument for argument in argv if argument in COMMANDS][:1]).parse_args(argv)
+    _catch_interrupts()
     try:
         return _run(args)
     except ImportError as error:
@@ -50,6 +56,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("smoothgrad: interrupted", file=sys.stderr)
         return 130
+
+
+def _catch_interrupts() -> None:
+    """Make Ctrl-C raise KeyboardInterrupt also where Python would ignore the exception.
+
+    jax runs a function during garbage collection. Python ignores exceptions there, so that Ctrl-C would have no effect.
+    """
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt; during garbage collection, a moment later."""
+    while frame is not None and frame.f_code.co_name != "_xla_gc_callback":
+        frame = frame.f_back
+    if frame is None:
+        raise KeyboardInterrupt
+    threading.Timer(_LATER, _thread.interrupt_main, (number,)).start()
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -245,7 +270,11 @@ def _add_words(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--stop-words", metavar="WHICH", help="english, none, or a file with one word per line (english)"
     )
-    group.add_argument("--token-pattern", metavar="REGEX", help="regular expression of a word (three or more letters)")
+    group.add_argument(
+        "--token-pattern",
+        metavar="REGEX",
+        help="regular expression of a word (a letter, then two or more letters or digits)",
+    )
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:

@@ -199,6 +199,8 @@ def checked(model: _AnyModel, params: PyTree, num_words: int | None) -> _AnyMode
 
 
 def check_key(model: Model, key: PRNGKey | None) -> None:
-    """Raise an error if a model samples and there is no random key."""
+    """Raise an error if a model samples and there is no random key, or if the key is a number."""
+    if key is not None and not hasattr(key, "dtype"):
+        raise OptionError("key", f"must be a random key such as jax.random.key(0), got {key!r}")
     if key is None and uses_key(model):
         raise OptionError("key", f"is needed, because {type(model).__name__} samples: key=jax.random.key(0)")

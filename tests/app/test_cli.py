@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from smoothgrad_jax import load_model, save_model
-from smoothgrad_jax.app import demo_corpus, progress
+from smoothgrad_jax.app import cli, demo_corpus, progress
 from smoothgrad_jax.app.cli import build_parser, main
 from smoothgrad_jax.data import corpus_folder
 
@@ -533,3 +533,20 @@ def test_a_terminal_sees_one_bar():
     assert "100%" in last
     assert "1.00 passes, 1,234 documents/s, held-out -7.5000" in last
     assert stream.text.count("\n") == 1
+
+
+def test_an_interrupt_during_garbage_collection_comes_later():
+    """Python ignores exceptions of the function that jax runs there."""
+
+    def _xla_gc_callback():
+        cli.interrupt(signal.SIGINT, sys._getframe())
+
+    previous = signal.signal(signal.SIGINT, cli.interrupt)
+    try:
+        _xla_gc_callback()  # raises nothing
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(5)
+        with pytest.raises(KeyboardInterrupt):
+            cli.interrupt(signal.SIGINT, sys._getframe())
+    finally:
+        signal.signal(signal.SIGINT, previous)

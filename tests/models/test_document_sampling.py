@@ -242,6 +242,13 @@ def test_a_run_that_continues_has_the_same_bits(documents, lam):
     np.testing.assert_array_equal(fit(documents, model(), half.state, steps=3, **options).finish().params, whole)
 
 
+def test_a_number_is_not_a_key(documents, lam):
+    with pytest.raises(OptionError, match=r"key must be a random key such as jax.random.key\(0\), got 0"):
+        local_step(model(), lam, pack(documents), key=0)
+    with pytest.raises(OptionError, match="key must be a random key"):
+        fit(documents, model(), lam, key=0)
+
+
 def test_sampling_without_a_key_is_refused(documents, lam):
     with pytest.raises(OptionError, match="key"):
         local_step(model(), lam, pack(documents))

@@ -56,7 +56,8 @@ def run(args: Namespace) -> int:
     else:
         print_topics(model, _WORDS_SHOWN, _TOPICS_SHOWN)
         print(f"model: {out}")
-        print(f"next: smoothgrad report {out}")
+        if code != INTERRUPTED:
+            print(f"next: smoothgrad report {out}")
     if code == INTERRUPTED:
         log(
             f"interrupted at step {training.step:,} of {training.steps:,}; repeat the command with --resume to continue"

@@ -28,7 +28,7 @@ from jax import lax
 
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.fused_loops import fused, row, set_row
-from smoothgrad_jax.core.model import HeldOut
+from smoothgrad_jax.core.model import HeldOut, check_key
 from smoothgrad_jax.core.types import Array, ArrayLike, Numeric, PRNGKey
 from smoothgrad_jax.data import batches
 from smoothgrad_jax.data.batches import Batch
@@ -156,10 +156,9 @@ def local_step(
     With B = D this is the E-step of batch variational Bayes.
     """
     model = _checked(model, lam, batch, tol, max_iter)
-    if not model.uses_key:
+    check_key(model, key)
+    if key is None or not model.uses_key:
         return _local_step(model, lam, without_tokens(batch), None)
-    if key is None:
-        raise OptionError("key", "is needed by the sampled method: key=jax.random.key(0)")
     return _local_step(model, lam, batch, seed_numbers(key))
 
 
