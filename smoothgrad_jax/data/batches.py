@@ -366,9 +366,9 @@ def _token_capacity(counts: npt.NDArray, offsets: npt.NDArray, planned: int) -> 
 def _document_numbers(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
     """Return one number per document, such that copies of a document get different numbers."""
     numbers = rows.astype(np.uint32)
-    if np.unique(rows).size < rows.size:
+    ordered = np.sort(rows)
+    if (ordered[1:] == ordered[:-1]).any():
         order = np.argsort(rows, kind="stable")
-        ordered = rows[order]
         first = np.searchsorted(ordered, ordered)  # the position of the first copy
         numbers[order] ^= (np.arange(rows.size) - first).astype(np.uint32) * np.uint32(0x9E3779B9)
     return numbers.view(np.int32)

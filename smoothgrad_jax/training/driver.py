@@ -16,6 +16,7 @@ import itertools
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
@@ -186,6 +187,8 @@ class Training:
         self._rho = _schedule_values("rho", rho, self._first, check_rho)
         self._lengths = _window_lengths(window, self._first, engine)
         self._batches = prefetch(engine.prepare, source.from_step(self._first))
+        # Also at the exit of Python, while the modules that the generator needs exist.
+        weakref.finalize(self, self._batches.close)
         self._sampler = source.sampler
         self._documents, self._seconds, self._scored, self._done = 0, 0.0, False, False
         self._first_report: tuple[float, float] | None = None  # seconds, and fraction left
