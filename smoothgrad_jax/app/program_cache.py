@@ -9,7 +9,8 @@ Loading a program runs code from the folder, so a folder that others may write t
 - if the user has chosen a folder for jax (``JAX_COMPILATION_CACHE_DIR``), where jax then stores them, or has turned the
   cache off (``JAX_ENABLE_COMPILATION_CACHE=0``);
 - before jax 0.12, which rejects stored programs on many CPUs and logs an error for each (jax#38445);
-- on accelerators, and on systems other than Linux, where this was not tried.
+- on systems other than Linux, where this was not tried;
+- where the folder cannot be written, or the disk is nearly full.
 """
 
 import functools
@@ -58,7 +59,7 @@ def cache_folder() -> Path:
 def _folder() -> Path | None:
     """Return the folder for programs; None if they are not to be stored, or are stored already."""
     config = jax.config
-    if BEFORE_JAX_0_12 or sys.platform != "linux" or jax.default_backend() != "cpu":
+    if BEFORE_JAX_0_12 or sys.platform != "linux":
         return None
     if config.jax_compilation_cache_dir is not None or not config.jax_enable_compilation_cache:
         return None
@@ -78,7 +79,7 @@ def _is_usable(folder: Path) -> bool:
         return False
     if shutil.disk_usage(folder).free < _MAX_BYTES:  # a program that is cut off gives a warning in every later process
         return False
-    programs = sorted(((path.stat(), path) for path in folder.iterdir()), key=lambda each: -each[0].st_mtime)
+    programs = sorted(((path.stat(), path) for path in folder.glob("*-cache")), key=lambda each: -each[0].st_mtime)
     total = 0
     for program, path in programs:
         total += program.st_size

@@ -120,7 +120,8 @@ def test_the_oldest_programs_and_damaged_ones_are_removed(cache, monkeypatch):
     folder = cache / "programs"
     folder.mkdir(parents=True, mode=0o700)
     for age, size in enumerate([100, 0, 100, 100]):
-        (folder / str(age)).write_bytes(bytes(size))
-        os.utime(folder / str(age), (1_000 - age, 1_000 - age))
+        path = folder / f"{age}-cache"
+        path.write_bytes(bytes(size))
+        os.utime(path, (1_000 - age, 1_000 - age))
     with program_cache.stored_programs():
-        assert sorted(path.name for path in folder.iterdir()) == ["0", "2"]
+        assert sorted(path.name for path in folder.iterdir()) == ["0-cache", "2-cache"]
