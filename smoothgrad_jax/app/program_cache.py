@@ -2,7 +2,8 @@
 
 The estimator and the command keep them in ``programs`` in the user's cache folder, through jax's persistent cache. jax
 finds a program by its code, by the versions of jax and XLA, and by the features of the CPU. A program from the cache is
-the compiled one, and gives the same bits.
+the compiled one, and gives the same bits. For a damaged program jax gives a warning and compiles again; remove the
+folder then.
 
 Loading a program runs code from the folder, so a folder that others may write to is not used. Programs are not stored
 
