@@ -130,7 +130,7 @@ def _demo_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", default="smoothgrad-demo", metavar="DIR", help="folder for model and report (%(default)s)"
     )
-    _add_settings(parser, ("topics", "passes", "seed"), topics=30, passes=10, seed=0)
+    _add_settings(parser, ("topics", "passes", "seed"), topics=30, passes=6, seed=0)
 
 
 def _fit_options(parser: argparse.ArgumentParser) -> None:

@@ -190,7 +190,8 @@ def jensen_shannon(beta: npt.NDArray) -> npt.NDArray:
 
     JSD(p, q) = ½ Σ p log p + ½ Σ q log q − Σ m log m,  m = (p + q)/2
     """
-    return squareform(pdist(beta, "jensenshannon"))
+    # Rounding makes the divergence of almost equal rows negative, and its square root NaN.
+    return squareform(np.nan_to_num(pdist(beta, "jensenshannon")))
 
 
 def classical_scaling(distances: npt.NDArray) -> tuple[npt.NDArray, float]:

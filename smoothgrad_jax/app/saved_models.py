@@ -158,6 +158,36 @@ class SavedModel(NamedTuple):
             raise ImportError("to_pyldavis needs pyLDAvis: pip install pyLDAvis") from error
         return pyLDAvis.prepare(**self.pyldavis_inputs(corpus), **{"mds": _topic_map} | options)
 
+    def to_octis(
+        self, documents: "Documents", test: "Documents | None" = None, *, top_words: int = 10
+    ) -> dict[str, Any]:
+        """Return the dictionary that the metrics of OCTIS take: ``TopicDiversity(topk=10).score(model.to_octis(X))``.
+
+        gensim computes coherence from the same words; ``tokens`` are the documents as lists of words::
+
+            from gensim.corpora import Dictionary
+            from gensim.models import CoherenceModel
+
+            topics = model.to_octis(X)["topics"]
+            found = CoherenceModel(topics=topics, texts=tokens, dictionary=Dictionary(tokens), coherence="c_npmi")
+            found.get_coherence()
+
+        Args:
+          documents: Training documents.
+          test: Test documents.
+          top_words: Number of words per topic; the largest ``topk`` that a metric can have.
+
+        Returns:
+          ``topics``, lists of words; ``topic-word-matrix`` [K, V]; ``topic-document-matrix`` [K, D]; and with test
+          documents ``test-topic-document-matrix`` [K, D].
+        """
+        octis = {
+            "topics": [[word for word, _ in topic] for topic in self.top_words(top_words)],
+            "topic-word-matrix": self.topics(),
+            "topic-document-matrix": self.transform(documents).T,
+        }
+        return octis if test is None else octis | {"test-topic-document-matrix": self.transform(test).T}
+
 
 def save_model(path: str | os.PathLike, model: SavedModel) -> None:
     """Write a model to a folder; an existing model is replaced atomically.

@@ -33,7 +33,6 @@ import numpy as np
 from jax import lax
 
 from smoothgrad_jax.core import window as _window
-from smoothgrad_jax.core.adaptive import Adaptive
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.model import Model, as_model, check_key
 from smoothgrad_jax.core.types import ArrayLike, DTypeLike, LocalStep, Numeric, PRNGKey, PyTree, Schedule, Warmup
@@ -137,6 +136,8 @@ def global_step(
     """
     if callable(rho) or callable(length):
         raise ValueError("global_step takes numbers: call a schedule with state.step, or give it to run")
+    if length is not None and not isinstance(length, jax.core.Tracer):
+        check_number("length", length)
     if np.ndim(rho) or (length is not None and np.ndim(length)):
         raise ValueError(f"rho and length must be single numbers, got {rho} and {length}; run takes one per step")
     check_rho(rho)
@@ -277,6 +278,7 @@ def sweep(
     check_key(model, key)
     if isinstance(params, SVIState):
         raise ValueError("sweep makes its own states: give it the parameters to start from, not a state")
+    check_number("lengths", lengths)
     if np.ndim(lengths) != 1 or not len(lengths):
         raise ValueError(f"lengths must be several window lengths, got {lengths}")
     _window.check_lengths(lengths)
@@ -344,12 +346,6 @@ def _per_step(option, value, steps):
     """Return a number, a schedule or an array as [T]; None stays None."""
     if value is None:
         return None
-    if isinstance(value, Adaptive):
-        raise OptionError(
-            option,
-            f"must be a number or a schedule, got {value}: fit(window=Adaptive()) chooses lengths during training, and "
-            "adaptive.push in a loop of your own",
-        )
     if callable(value):
         return jax.vmap(lambda step: jnp.asarray(value(step), float))(steps)
     if not isinstance(value, jax.Array):

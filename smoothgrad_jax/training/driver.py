@@ -19,7 +19,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +46,8 @@ _NOT_TRACEABLE = (
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
 )
+
+Score: TypeAlias = Callable[[PyTree, PyTree], float]  # (params, held_out) -> score; higher is better
 
 
 class Progress(NamedTuple):
@@ -90,6 +92,7 @@ def fit(
     replace: bool = DEFAULTS.replace,
     documents: ArrayLike | None = None,
     held_out: PyTree = None,
+    score: Score | None = None,
     score_every: int | None = None,
     report_every: int | None = None,
     prior: PyTree = None,
@@ -122,7 +125,9 @@ def fit(
       replace: Whether to draw documents with replacement, as in the paper, instead of in shuffled passes.
       documents: Numbers of the documents of the corpus to learn from; by default all.
       held_out: Data to score, in the form that the model's ``split_held_out`` takes. For LDA: documents, or a pair
-        ``(observed, held_out)`` from :func:`smoothgrad_jax.split_documents`.
+        ``(observed, held_out)`` from :func:`smoothgrad_jax.split_documents`. With ``score`` in any form.
+      score: A score of your own, ``(params, held_out) -> float``; higher is better. It replaces the score of the model,
+        and gets the held-out data as they are given.
       score_every: Number of steps between two scores; a last score follows at the end. By default only that one.
       report_every: Number of steps between two reports; by default there are four reports per second.
       prior: η, for a model that is a function.
@@ -142,8 +147,9 @@ def fit(
     source = open_minibatches(data, model, batch_size, key, replace, documents)
     options = EngineOptions(window, warmup, slots, threads, key, source.num_words, source.entries_per_batch)
     _check_count("threads", threads)
-    if score_every is not None and held_out is None:
-        raise OptionError("score_every", "has no effect without held_out")
+    for name, value in (("score", score), ("score_every", score_every)):
+        if value is not None and held_out is None:
+            raise OptionError(name, "has no effect without held_out")
     engine = choose_engine(model, params, options)
     return Training(
         source,
@@ -152,7 +158,8 @@ def fit(
         window=window,
         rho=robbins_monro(default_tau(source.batches_per_pass), FIT_KAPPA) if rho is None else rho,
         limits=_limits(source, passes, steps, seconds),
-        held_out=_prepare_held_out(model, held_out, key, engine),
+        held_out=_prepare_held_out(model, held_out, score, key, engine),
+        score=score,
         score_every=_check_count("score_every", score_every),
         report_every=_check_count("report_every", report_every),
     )
@@ -178,10 +185,11 @@ class Training:
         rho: float | Schedule,
         limits: Limits,
         held_out: PyTree,
+        score: Score | None,
         score_every: int | None,
         report_every: int | None,
     ) -> None:
-        self._engine, self._model, self._held_out = engine, model, held_out
+        self._engine, self._model, self._held_out, self._own_score = engine, model, held_out, score
         self._score_every, self._report_every = score_every, report_every
         self._num_docs, self._limits, self._first = source.num_docs, limits, engine.step
         self._rho = _schedule_values("rho", rho, self._first, check_rho)
@@ -315,11 +323,12 @@ class Training:
     def _score(self, seen: int, ended: bool) -> float | None:
         """Return the held-out score, if it is due and not the same as the last one."""
         is_due = ended or (seen and self._score_is_due())
-        if not isinstance(self._model, ScoringModel) or self._held_out is None or not is_due:
-            return None
-        if self._scored and not seen:
+        if self._held_out is None or not is_due or (self._scored and not seen):
             return None
         self._scored = True
+        if self._own_score is not None:
+            return float(self._own_score(self.params, self._held_out))
+        assert isinstance(self._model, ScoringModel), "the model was checked before the first step"
         return float(self._model.held_out_score(self.params, self._held_out))
 
     def _remaining(self, left: float) -> float | None:
@@ -374,14 +383,18 @@ def _check_count(name: str, value: int | None) -> int | None:
     return value
 
 
-def _prepare_held_out(model: Model, held_out: PyTree, key: PRNGKey | None, engine: Engine) -> PyTree:
-    if held_out is None:
-        return None
+def _prepare_held_out(
+    model: Model, held_out: PyTree, score: Score | None, key: PRNGKey | None, engine: Engine
+) -> PyTree:
+    if score is not None and not callable(score):
+        raise OptionError("score", f"must be a function (params, held_out) -> float, got {score!r}")
+    if held_out is None or score is not None:
+        return held_out
     if not isinstance(model, ScoringModel):
         raise OptionError(
             "held_out",
             f"needs a model that scores held-out data; {type(model).__name__} has no split_held_out and "
-            "held_out_score. Leave held_out out, and look at params between reports",
+            "held_out_score. Give a function score=(params, held_out) -> float, or leave held_out out",
         )
     return model.split_held_out(held_out, key, engine.template)
 

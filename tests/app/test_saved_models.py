@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import types
+import warnings
 import zlib
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from disk import Disk, Killed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from smoothgrad_jax import Corpus, init_topics
+from smoothgrad_jax import Corpus, init_topics, npmi, top_words
 from smoothgrad_jax.app.saved_models import SavedModel, load_model, save_model
 from smoothgrad_jax.data import durable_files
 from smoothgrad_jax.data.durable_files import LoadError, SaveError
@@ -329,3 +330,52 @@ def test_a_saved_model_infers_documents_and_prepares_pyldavis(X, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyLDAvis", None)
     with pytest.raises(ImportError, match="pip install pyLDAvis"):
         model.to_pyldavis(corpus)
+
+
+def test_the_real_pyldavis_prepares_topics_that_are_almost_equal():
+    """Rounding made the distances of such topics NaN: "array must not contain infs or NaNs"."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of pyLDAvis and what it imports
+        pyldavis = pytest.importorskip("pyLDAvis")
+        lam = np.full((1_000, K), 0.05, np.float32)
+        lam[7, 2] *= np.float32(1 + 1e-6)
+        model = SavedModel(lam, 0.3, 0.2, D, None, {}, [])
+        prepared = model.to_pyldavis(n_jobs=1, R=5, lambda_step=0.5)
+        assert np.isfinite(prepared.topic_coordinates[["x", "y"]]).all(None)
+        assert sorted(prepared.topic_order) == list(range(1, K + 1))
+        assert pyldavis.prepared_data_to_html(prepared)
+
+
+def test_octis_gets_words_and_matrices_with_one_row_per_topic(X):
+    words = [f"word{w}" for w in range(V)]
+    model = SavedModel(np.asarray(init_topics(jax.random.key(0), V, K)), 0.3, 0.2, D, words, {}, [])
+    found = model.to_octis(X[:50], top_words=7)
+    beta = model.lam.T / model.lam.T.sum(1, keepdims=True)
+    assert found["topics"] == [[words[w] for w in np.argsort(-row)[:7]] for row in beta]
+    np.testing.assert_allclose(found["topic-word-matrix"], beta, rtol=1e-6)
+    np.testing.assert_array_equal(found["topic-document-matrix"], model.transform(X[:50]).T)
+    assert set(found) == {"topics", "topic-word-matrix", "topic-document-matrix"}
+    tested = model.to_octis(X[:50], X[50:])["test-topic-document-matrix"]
+    np.testing.assert_array_equal(tested, model.transform(X[50:]).T)
+
+
+def test_gensim_computes_the_same_coherence_from_the_words_for_octis():
+    """With a window that holds a whole document, gensim counts documents, as the coherence of this package does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of gensim and what it imports
+        gensim = pytest.importorskip("gensim.models")
+        from gensim.corpora import Dictionary
+    rng = np.random.default_rng(0)
+    X = rng.poisson(0.7, (400, 20))
+    words = [f"word{w}" for w in range(20)]
+    model = SavedModel(np.asarray(init_topics(jax.random.key(1), 20, K)), 0.3, 0.2, 400, words, {}, [])
+    tokens = [[words[w] for w in np.repeat(np.arange(20), row)] for row in X]
+    found = gensim.CoherenceModel(
+        topics=model.to_octis(X)["topics"],
+        texts=tokens,
+        dictionary=Dictionary(tokens),
+        coherence="c_npmi",
+        window_size=1_000,
+        processes=1,
+    )
+    np.testing.assert_allclose(found.get_coherence_per_topic(), npmi(top_words(model.lam, 10), X), atol=1e-6)

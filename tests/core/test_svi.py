@@ -16,6 +16,7 @@ from jax.tree_util import Partial
 
 from smoothgrad_jax import (
     LDA,
+    Adaptive,
     Exponential,
     Moving,
     averaged_step,
@@ -312,6 +313,24 @@ def test_phase_out(corpus, rows, lam):
     for bad in [(0, 1, 2), (3, 5, 5), (3, -1, 4)]:
         with pytest.raises(ValueError, match="expected length ≥ 1 and 0 ≤ start < stop"):
             phase_out(*bad)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda lam, stack, length: run(Partial(local_step, MODEL), init(lam, 2), stack, 0.1, 0.1, length),
+        lambda lam, stack, length: sweep(Partial(local_step, MODEL), lam, stack, 0.1, 0.1, [1, length]),
+        lambda lam, stack, length: sweep(Partial(local_step, MODEL), lam, stack, 0.1, 0.1, length),
+        lambda lam, stack, length: global_step(init(lam, 2), lam, 0.1, 0.1, length),
+        lambda lam, stack, length: init(lam, length),
+        lambda lam, stack, length: smoothed_svi(length, 0.1, 0.1),
+    ],
+    ids=["run", "sweep", "sweep of one", "global_step", "init", "smoothed_svi"],
+)
+def test_an_adaptive_window_is_refused_with_the_place_where_it_works(lam, call):
+    lam, stack = jnp.asarray(lam, jnp.float32), pack(np.eye(3, V), [[0, 1], [1, 2]])
+    with pytest.raises(OptionError, match=r"got Adaptive\(.*by fit\(window=Adaptive\(\)\), .* by adaptive\.push"):
+        call(lam, stack, Adaptive(8))
 
 
 def test_bad_arguments_are_named(lam):

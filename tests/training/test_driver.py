@@ -1,5 +1,6 @@
 """The training loop: the same λ as the oracle, progress, limits, interruption, errors that name the option."""
 
+import functools
 import itertools
 import math
 import os
@@ -17,6 +18,7 @@ import numpy as np
 import oracle
 import pytest
 import scipy.sparse
+import scipy.stats
 
 from smoothgrad_jax import (
     LDA,
@@ -119,6 +121,31 @@ def test_held_out_score(X, lam):
     *_, last = fit(train, model, lam, steps=6, batch_size=B, key=KEY, held_out=unseen)
     halves = split_documents(unseen, jax.random.fold_in(KEY, 1))
     assert last.score == pytest.approx(float(log_predictive(model, training.params, *halves)), rel=1e-6)
+
+
+def test_a_score_of_ones_own_needs_no_method_of_the_model():
+    """A model that is a function is scored by the density of its mixture, against scipy."""
+    rng = np.random.default_rng(0)
+    x, unseen = rng.poisson(3, (12, 20)).astype(np.float32), rng.poisson(3, 50)
+    seen = []
+
+    def score(params, held_out):
+        seen.append(held_out)
+        weights, rates = params["weights"] / params["weights"].sum(), params["shape"] / params["rate"]
+        return np.log(scipy.stats.poisson.pmf(held_out[:, None], rates) @ np.asarray(weights)).mean()
+
+    model = functools.partial(mixture.local_step, 240)
+    options = {"prior": mixture.PRIOR, "held_out": unseen, "score": score, "score_every": 8}
+    training = fit(x, model, mixture.start(2), **options)
+    scores = [(progress.step, progress.score) for progress in training if progress.score is not None]
+    assert [step for step, _ in scores] == [8, 12]
+    assert scores[-1][1] == pytest.approx(score(training.params, unseen))
+    assert all(each is unseen for each in seen)
+
+
+def test_a_score_of_ones_own_replaces_that_of_the_model(X, lam):
+    *_, last = fit(X, LDA(0.3, 0.2, D), lam, steps=1, batch_size=B, key=KEY, held_out="any", score=lambda *_: 2.5)
+    assert last.score == 2.5
 
 
 def test_supplied_batches(X, lam):
@@ -376,6 +403,8 @@ def test_a_bad_document_is_named_and_the_topics_stay(X, lam, tmp_path):
             "slots has no effect with window=∞",
         ),
         ({"score_every": 3}, "score_every has no effect without held_out"),
+        ({"score": max}, "score has no effect without held_out"),
+        ({"held_out": np.ones((2, V)), "score": 3}, "score must be a function .*, got 3"),
         ({"data": pack(np.eye(3, V))}, "expected many batches, got one"),
     ],
 )

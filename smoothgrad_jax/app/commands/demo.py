@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 import time
 from argparse import Namespace
 from pathlib import Path
@@ -11,11 +10,13 @@ from smoothgrad_jax.app import demo_corpus, report, saved_models
 from smoothgrad_jax.app.commands.inputs import provenance
 from smoothgrad_jax.app.commands.output import CommandError, check_folder, log, print_topics, size_of
 from smoothgrad_jax.app.commands.training import new_run, saved_model, train
+from smoothgrad_jax.app.program_cache import cache_folder, stored_programs
 from smoothgrad_jax.data import corpus_folder, sources
 from smoothgrad_jax.data.durable_files import replacing
 from smoothgrad_jax.training.settings import Settings
 
 
+@stored_programs()
 def run(args: Namespace) -> int:
     """Train on the docstrings, save the model and write a report."""
     out, start = Path(args.out), time.perf_counter()
@@ -40,12 +41,11 @@ def run(args: Namespace) -> int:
 
 def _documentation() -> Path:
     """Return the file of docstrings in the user's cache; the first call collects them."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smoothgrad_jax"
-    path = folder / f"documentation-{demo_corpus.version()}.jsonl.gz"
+    path = cache_folder() / f"documentation-{demo_corpus.version()}.jsonl.gz"
     if path.exists():
         return path
     log("collecting the documentation of Python, numpy, scipy and jax …")
-    folder.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary, gzip.open(temporary, "wt", encoding="utf-8", compresslevel=3) as file:
         for name, text in demo_corpus.collect():
             file.write(json.dumps({"name": name, "text": text}) + "\n")

@@ -17,6 +17,7 @@ from smoothgrad_jax.app.commands.output import (
     size_of,
 )
 from smoothgrad_jax.app.commands.training import new_run, saved_model, train
+from smoothgrad_jax.app.program_cache import stored_programs
 from smoothgrad_jax.data.errors import plural
 from smoothgrad_jax.training.checkpoints import Checkpoint, Checkpoints
 from smoothgrad_jax.training.settings import Settings
@@ -24,6 +25,7 @@ from smoothgrad_jax.training.settings import Settings
 _TOPICS_SHOWN, _WORDS_SHOWN = 20, 10
 
 
+@stored_programs()
 def run(args: Namespace) -> int:
     """Train, save the model, and print its topics."""
     out, given = Path(args.out), given_settings(args)

@@ -11,6 +11,7 @@ from smoothgrad_jax.app.cli import given_settings
 from smoothgrad_jax.app.commands.inputs import open_corpus, provenance
 from smoothgrad_jax.app.commands.output import INTERRUPTED, CommandError, check_folder, emit, event_of, log, size_of
 from smoothgrad_jax.app.commands.training import new_run, sigterm_as_ctrl_c
+from smoothgrad_jax.app.program_cache import stored_programs
 from smoothgrad_jax.app.runs import Record, Run, record
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.data.durable_files import replacing
@@ -20,6 +21,7 @@ from smoothgrad_jax.training.settings import Settings
 Curves = dict[str, list[Record]]  # window -> scores
 
 
+@stored_programs()
 def run(args: Namespace) -> int:
     """Train one run per window; write and print the held-out curves."""
     out, given = Path(args.out), given_settings(args)
