@@ -194,7 +194,7 @@ def _groups_options(parser: argparse.ArgumentParser) -> None:
     _add_inputs(parser)
     parser.add_argument("--by", required=True, metavar="NAME", help="field or column with the groups, or with dates")
     parser.add_argument("--period", choices=("year", "month"), help="group dates (2020-01-31, 2020-01, 2020)")
-    parser.add_argument("--top", type=_positive, default=5, metavar="N", help="number of topics to print (%(default)s)")
+    parser.add_argument("--top", type=_positive, metavar="N", help="number of topics to print, largest first (5)")
     parser.add_argument("--out", metavar="FILE", help=f"{_TABLES} with one row per group and topic")
     _add_json(parser)
 

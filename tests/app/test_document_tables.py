@@ -277,6 +277,7 @@ def test_a_document_of_a_corpus_folder_is_shown_by_its_words(model, papers, fold
         (["groups", "--by", "volume"], "--by volume: there is no such field; expected one of 'id', 'date', 'journal'"),
         (["groups", "--by", "journal", "--period", "year"], "--by journal: expected years, got 'Kitchen"),
         (["groups", "--by", "date", "--out", "x.csv", "--json"], "--json has no effect with --out"),
+        (["groups", "--by", "date", "--top", "3", "--json"], "--top has no effect with --json or --out"),
         (["groups", "--by", "date", "--out", "x.xls"], "x.xls: expected a name that ends in .tsv"),
         (["similar", "--to", "p/77"], "--to p/77: no document has this id, and the rows are 0 to 59"),
         (["similar", "--to", "60"], "--to 60: no document has this id, and the rows are 0 to 59"),

@@ -17,7 +17,7 @@ from smoothgrad_jax.data.documents import Metadata
 from smoothgrad_jax.data.errors import excerpt, plural
 from smoothgrad_jax.models.topic_groups import MAX_GROUPS, GroupedPart, TopicGroups, period_of, topic_groups
 
-_WORDS_SHOWN = 8
+_TOPICS_SHOWN, _WORDS_SHOWN = 5, 8
 
 
 def run(args: Namespace) -> int:
@@ -25,6 +25,8 @@ def run(args: Namespace) -> int:
     check_output(args.out)
     if args.json and args.out:
         raise OptionError("json", "has no effect with --out; give a name that ends in .jsonl")
+    if args.top and (args.json or args.out):
+        raise OptionError("top", "has no effect with --json or --out, which write all topics")
     model = saved_models.load_model(args.model)
     args.keep = (args.by,)
     documents = open_for_model(args, model)
@@ -44,7 +46,7 @@ def run(args: Namespace) -> int:
         if args.out:
             print(f"{args.out}: {plural(len(groups.values), 'group')}")
     else:
-        _print(groups, model, args.top)
+        _print(groups, model, args.top or _TOPICS_SHOWN)
     return 0
 
 
