@@ -21,6 +21,7 @@ _NAMES = {
     "data.batches": ("Batch", "pack"),
     "data.corpus": ("Corpus",),
     "data.sampling": ("prefetch", "sample"),
+    "data.documents": ("Document", "Metadata"),
     "data.durable_files": ("LoadError", "SaveError"),
     "data.sources": ("Source", "open_source", "recognise"),
     "data.errors": ("CorpusError",),
@@ -29,6 +30,7 @@ _NAMES = {
     "models.lda.methods": ("Collapsed", "Maximum", "Mean", "Sampled", "Variational"),
     "models.lda.model": ("LDA", "elbo", "local_step", "log_predictive", "split_documents"),
     "models.lda.topics": ("init_topics", "seed_topics", "topics"),
+    "models.topic_groups": ("TopicGroups", "topic_groups"),
     "models.topic_quality": (
         "TopicMatch",
         "TopicQuality",

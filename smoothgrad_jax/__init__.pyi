@@ -30,6 +30,8 @@ from smoothgrad_jax.data import text as text
 from smoothgrad_jax.data.batches import Batch as Batch
 from smoothgrad_jax.data.batches import pack as pack
 from smoothgrad_jax.data.corpus import Corpus as Corpus
+from smoothgrad_jax.data.documents import Document as Document
+from smoothgrad_jax.data.documents import Metadata as Metadata
 from smoothgrad_jax.data.durable_files import LoadError as LoadError
 from smoothgrad_jax.data.durable_files import SaveError as SaveError
 from smoothgrad_jax.data.errors import CorpusError as CorpusError
@@ -54,6 +56,8 @@ from smoothgrad_jax.models.lda.model import split_documents as split_documents
 from smoothgrad_jax.models.lda.topics import init_topics as init_topics
 from smoothgrad_jax.models.lda.topics import seed_topics as seed_topics
 from smoothgrad_jax.models.lda.topics import topics as topics
+from smoothgrad_jax.models.topic_groups import TopicGroups as TopicGroups
+from smoothgrad_jax.models.topic_groups import topic_groups as topic_groups
 from smoothgrad_jax.models.topic_quality import TopicMatch as TopicMatch
 from smoothgrad_jax.models.topic_quality import TopicQuality as TopicQuality
 from smoothgrad_jax.models.topic_quality import diversity as diversity

@@ -35,6 +35,7 @@ _INPUTS = (
     "files or a folder: text with one document per line, a folder of text files, JSON lines, CSV, TSV, UCI docword, "
     "LDA-C, Matrix Market, svmlight, scipy .npz, optionally compressed by gzip, bzip2 or xz; or the output of convert"
 )
+_TABLES = ".tsv, .csv, .jsonl, .npz or .parquet"  # see `smoothgrad_jax.app.commands.tables`
 _LATER = 0.02  # seconds between a Ctrl-C that cannot be handled and the next attempt
 # Option of the model -> setting.
 _SETTING_OF = {"tol": "local_tol", "max_iter": "local_max_iter"}
@@ -153,8 +154,10 @@ def _topics_options(parser: argparse.ArgumentParser) -> None:
 
 def _transform_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL")
-    _add_inputs(parser)
-    parser.add_argument("--out", metavar="FILE", help=".tsv, .jsonl or .npz with one row per document")
+    _add_metadata(_add_inputs(parser))
+    parser.add_argument(
+        "--out", metavar="FILE", help=f"{_TABLES} with one row per document; words is 0 for an empty document"
+    )
 
 
 def _score_options(parser: argparse.ArgumentParser) -> None:
@@ -181,13 +184,34 @@ def _sweep_options(parser: argparse.ArgumentParser) -> None:
 
 def _report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL")
-    _add_inputs(parser, optional=True)
+    _add_metadata(_add_inputs(parser, optional=True))
     parser.add_argument("--out", metavar="FILE", help="the HTML file (MODEL/report.html)")
     parser.add_argument("--title", help="title of the page")
 
 
-def _convert_options(parser: argparse.ArgumentParser) -> None:
+def _groups_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL")
     _add_inputs(parser)
+    parser.add_argument("--by", required=True, metavar="NAME", help="field or column with the groups, or with dates")
+    parser.add_argument("--period", choices=("year", "month"), help="group dates (2020-01-31, 2020-01, 2020)")
+    parser.add_argument("--top", type=_positive, metavar="N", help="number of topics to print, largest first (5)")
+    parser.add_argument("--out", metavar="FILE", help=f"{_TABLES} with one row per group and topic")
+    _add_json(parser)
+
+
+def _similar_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL")
+    _add_metadata(_add_inputs(parser))
+    query = parser.add_mutually_exclusive_group(required=True)
+    query.add_argument("--to", metavar="DOC", help="id of a document; or its row number from 0, if no id is the same")
+    query.add_argument("--row", type=_natural, metavar="N", help="row number of a document, from 0")
+    query.add_argument("--text", help="a text")
+    parser.add_argument("--top", type=_positive, default=10, metavar="N", help="number of documents (%(default)s)")
+    _add_json(parser)
+
+
+def _convert_options(parser: argparse.ArgumentParser) -> None:
+    _add_metadata(_add_inputs(parser))
     parser.add_argument("out", metavar="OUT", help="the folder to write")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing corpus folder")
     parser.add_argument("--jobs", type=_positive, metavar="N", help="processes that count text (one per core)")
@@ -207,6 +231,8 @@ COMMANDS = {
     "fit": Command("learn topics and save a model", _fit_options),
     "topics": Command("print the topics of a model", _topics_options),
     "transform": Command("infer topic proportions of documents", _transform_options),
+    "groups": Command("compute the prevalence of topics per group of documents, or over time", _groups_options),
+    "similar": Command("find documents with similar topic proportions (Hellinger distance)", _similar_options),
     "score": Command("compute the predictive log-probability of documents", _score_options),
     "sweep": Command("compare the held-out curves of several windows", _sweep_options),
     "report": Command("write one HTML file with the topics of a model", _report_options),
@@ -238,7 +264,8 @@ def _add_settings(
         )
 
 
-def _add_inputs(parser: argparse.ArgumentParser, optional: bool = False) -> None:
+def _add_inputs(parser: argparse.ArgumentParser, optional: bool = False) -> argparse._ArgumentGroup:
+    """Add the input files and the options that say how they are read; return the group of these options."""
     from smoothgrad_jax.data import formats
 
     parser.add_argument("inputs", nargs="*" if optional else "+", metavar="IN", help=_INPUTS)
@@ -249,6 +276,16 @@ def _add_inputs(parser: argparse.ArgumentParser, optional: bool = False) -> None
     group.add_argument("--first-id", type=int, choices=(0, 1), help="id of the first word in count files")
     group.add_argument("--sort", action="store_true", help="sort triplets by document")
     group.add_argument("--words-file", metavar="FILE", help="vocabulary of count files, one word per line; or none")
+    return group
+
+
+def _add_metadata(reading: argparse._ArgumentGroup) -> None:
+    reading.add_argument(
+        "--id", metavar="NAME", help="field or column with the ids (id, doi or url; the names of files in a folder)"
+    )
+    reading.add_argument(
+        "--keep", type=_names, default=(), metavar="NAME,NAME,…", help="fields or columns to keep beside the ids"
+    )
 
 
 def _add_words(parser: argparse.ArgumentParser) -> None:
@@ -296,6 +333,8 @@ def _spell(option: OptionName, args: argparse.Namespace) -> str:
     """Return an option as the command line has it: ``--min-df 5``, ``--sort``; as Python has it if it has no flag."""
     if option == OptionName("vocabulary", False):  # of `open_source`, not of `convert`
         return "--words-file none"
+    if option.name == "keep" and hasattr(args, "by"):  # groups keeps the field by which it groups
+        option = option._replace(name="by")
     if not hasattr(args, option.name):
         return str(option)
     return _flag(option.name) + ("" if option.value in (None, True) else f" {option.value}")
@@ -318,6 +357,19 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text}")
     return int(text)
+
+
+def _natural(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 0, got {text}")
+    return int(text)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if not all(names) or len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError(f"must be different names of fields, got {text!r}")
+    return names
 
 
 def _number_or_fraction(text: str) -> int | float:
