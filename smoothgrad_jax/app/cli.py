@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import importlib
 import io
+import logging
 import os
 import signal
 import sys
@@ -28,6 +29,7 @@ from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
 from smoothgrad_jax import __version__
+from smoothgrad_jax.app import event_log
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.data.errors import CorpusError, OptionName
 
@@ -78,6 +80,16 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    """Run a command with its log of events."""
+    try:
+        with event_log.writing(getattr(args, "log_json", None)):
+            return _exit_code(args)
+    except event_log.LogError as error:
+        print(f"smoothgrad {args.command}: {error}", file=sys.stderr)
+        return 1
+
+
+def _exit_code(args: argparse.Namespace) -> int:
     """Run a command; print an expected error to standard error as one line."""
     command = importlib.import_module(f"smoothgrad_jax.app.commands.{args.command}")
     from smoothgrad_jax.app.commands.output import CommandError
@@ -100,6 +112,7 @@ def _run(args: argparse.Namespace) -> int:
     except (CommandError, ValueError, OSError) as error:  # includes LoadError and SaveError
         message = str(error)
     print(f"smoothgrad {args.command}: {message}", file=sys.stderr)
+    event_log.event("error", level=logging.ERROR, message=message, code=code)
     return code
 
 
@@ -142,6 +155,7 @@ def _fit_options(parser: argparse.ArgumentParser) -> None:
     _add_settings(parser.add_argument_group("training"))
     _add_words(parser)
     _add_json(parser)
+    _add_log(parser)
 
 
 def _topics_options(parser: argparse.ArgumentParser) -> None:
@@ -279,6 +293,10 @@ def _add_words(parser: argparse.ArgumentParser) -> None:
 
 def _add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="write JSON lines to standard output")
+
+
+def _add_log(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--log-json", metavar="FILE", help="append events with their time to FILE, as JSON lines")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 
+from smoothgrad_jax.app.event_log import event
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.schedules import robbins_monro
 from smoothgrad_jax.core.types import Array, ArrayLike, PRNGKey, PyTree
@@ -311,7 +312,7 @@ class Run:
         self._training.close()
 
     def reports(self) -> Iterator[Progress]:
-        """Train and yield reports, with passes and seconds counted from the first step of the complete run.
+        """Train and yield reports, with documents, passes and seconds since the first step of the complete run.
 
         Scores are appended to the history. A complete run yields nothing.
         """
@@ -319,7 +320,9 @@ class Run:
             if self._learner:
                 self._training.model = self._learner.update(self.model, self._training.params)
             report = report._replace(
-                passes=report.passes + self._earlier_passes, seconds=report.seconds + self._earlier_seconds
+                documents=report.step * self._batch_size,
+                passes=report.passes + self._earlier_passes,
+                seconds=report.seconds + self._earlier_seconds,
             )
             if report.score is not None:
                 self.history.append(record(report))
@@ -362,7 +365,9 @@ class Run:
 
     def _write(self, checkpoints: Checkpoints) -> None:
         learned = {"learned": self._learner.state(self.model)} if self._learner else {}
-        checkpoints.write(self._training, self.settings_json() | learned, self.history)
+        begun = time.monotonic()
+        path = checkpoints.write(self._training, self.settings_json() | learned, self.history)
+        event("checkpoint", step=self.step, path=str(path), seconds=time.monotonic() - begun)
 
     def _score_every(self) -> int:
         if self._settings.score_every is not None:
