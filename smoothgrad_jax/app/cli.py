@@ -178,19 +178,30 @@ def _score_options(parser: argparse.ArgumentParser) -> None:
 
 def _sweep_options(parser: argparse.ArgumentParser) -> None:
     _add_inputs(parser)
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder for the curves")
-    parser.add_argument(
-        "--windows",
-        type=_windows,
-        default=(1, 10, 100),
-        metavar="L,L,…",
-        help="windows to compare, in the format of fit --window (1,10,100)",
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder for the results and the models")
+    parser.add_argument("--resume", action="store_true", help="continue the sweep in DIR; finished runs are kept")
+    group = parser.add_argument_group("runs to compare: every number of topics with every window and every seed")
+    group.add_argument(
+        "--topics",
+        type=_several("topics"),
+        metavar="K,K,…",
+        help="numbers of topics (20,50,100,200; with --windows 50)",
     )
-    # All runs of a sweep have the same length and write no checkpoints.
-    excluded = {"window", "seconds", "early_stopping", "patience", "min_improvement", "checkpoint_every"}
+    group.add_argument(
+        "--windows", type=_several("window"), metavar="L,L,…", help="windows, in the format of fit --window (10)"
+    )
+    group.add_argument(
+        "--seeds", type=_positive, default=2, metavar="N", help="seeds per configuration, from --seed on (%(default)s)"
+    )
+    group.add_argument(
+        "--jobs", type=_positive, metavar="N", help="runs at a time (one per core, fewer where memory is short)"
+    )
+    # All runs of a sweep have the same length.
+    excluded = {"topics", "window", "seconds", "early_stopping", "patience", "min_improvement"}
     _add_settings(parser.add_argument_group("training"), excluded=excluded)
     _add_words(parser)
     _add_json(parser)
+    _add_log(parser)
 
 
 def _report_options(parser: argparse.ArgumentParser) -> None:
@@ -222,7 +233,7 @@ COMMANDS = {
     "topics": Command("print the topics of a model", _topics_options),
     "transform": Command("infer topic proportions of documents", _transform_options),
     "score": Command("compute the predictive log-probability of documents", _score_options),
-    "sweep": Command("compare the held-out curves of several windows", _sweep_options),
+    "sweep": Command("compare numbers of topics and windows, and recommend one", _sweep_options),
     "report": Command("write one HTML file with the topics of a model", _report_options),
     "convert": Command("convert a corpus to memory-mapped arrays", _convert_options),
 }
@@ -345,8 +356,13 @@ def _number_or_fraction(text: str) -> int | float:
     raise argparse.ArgumentTypeError(f"must be a number of documents, or a fraction such as 0.5, got {text}")
 
 
-def _windows(text: str) -> tuple[Any, ...]:
-    windows = tuple(map(_setting("window"), text.split(",")))
-    if len(set(windows)) < len(windows):
-        raise argparse.ArgumentTypeError(f"must be different windows, got {text}")
-    return windows
+def _several(name: str) -> Callable[[str], tuple[Any, ...]]:
+    """Return the argparse type of several values of a setting."""
+
+    def convert(text: str) -> tuple[Any, ...]:
+        values = tuple(map(_setting(name), text.split(",")))
+        if len(set(values)) < len(values):
+            raise argparse.ArgumentTypeError(f"must be different values, got {text}")
+        return values
+
+    return convert

@@ -96,12 +96,17 @@ def initial_model(settings: Settings, num_docs: float) -> LDA:
 
 
 def check_resumable(checkpoint: Checkpoint, settings: Settings, metadata: Mapping[str, Any]) -> None:
-    """Raise an error if a checkpoint has other settings or another corpus.
+    """Raise an error if a checkpoint has other settings or another corpus; see :func:`check_same_run`."""
+    check_same_run(checkpoint.settings, settings, metadata)
+
+
+def check_same_run(stored: Mapping[str, Any], settings: Settings, metadata: Mapping[str, Any]) -> None:
+    """Raise an error if a checkpoint or a model was made with other settings or another corpus.
 
     Args:
-      checkpoint: The checkpoint.
+      stored: Settings and metadata of the checkpoint or of the model.
       settings: Resolved settings of the new run; options with ``may_change`` may differ.
-      metadata: Further entries of the checkpoint, such as a fingerprint of the corpus.
+      metadata: Further entries, such as a fingerprint of the corpus.
 
     Raises:
       OptionError: A setting differs.
@@ -111,10 +116,10 @@ def check_resumable(checkpoint: Checkpoint, settings: Settings, metadata: Mappin
     ignored = {"learned", *OPTIONS}
     then, now = (
         {_IN_WORDS.get(name, name): value for name, value in each.items() if name not in ignored}
-        for each in (checkpoint.settings, metadata)
+        for each in (stored, metadata)
     )
     check_same(then, now)
-    check_settings(checkpoint.settings, dict.fromkeys(OPTIONS) | settings.as_json())
+    check_settings(stored, dict.fromkeys(OPTIONS) | settings.as_json())
 
 
 def check_settings(stored: Mapping[str, Any], current: Mapping[str, Any]) -> None:

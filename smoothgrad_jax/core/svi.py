@@ -422,7 +422,7 @@ def _nbytes(tree):
 
 
 def _check_memory(need, num_runs, capacity, limit):
-    free = _free_memory() if limit is None else limit
+    free = free_memory() if limit is None else limit
     if free is not None and need > free:
         raise MemoryError(
             f"{num_runs} runs with windows of up to {capacity} need {need / 1e9:.1f} GB with their records, and "
@@ -431,7 +431,7 @@ def _check_memory(need, num_runs, capacity, limit):
         )
 
 
-def _free_memory():
+def free_memory() -> int | None:
     """Return the free bytes of the default device, or of the machine; None if they are not known."""
     stats = jax.devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:
