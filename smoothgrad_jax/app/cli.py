@@ -10,7 +10,7 @@ the command runs. The options of a run come from :class:`smoothgrad_jax.training
 | 1         | invalid input, model or folder; the error message is one line                         |
 | 2         | an option is invalid, or has no effect beside others; the error message is one line   |
 | 130       | interrupted by Ctrl-C, or by SIGTERM while ``fit``, ``sweep`` or ``demo`` trains.     |
-|           | The result of the training so far is saved, and ``fit --resume`` continues it;        |
+|           | The result of the training so far is saved, and ``--resume`` continues it;            |
 |           | interrupted at another time, a command saves nothing                                  |
 """
 

@@ -86,16 +86,13 @@ def choose(configurations: Sequence[Configuration]) -> Choice:
     if highest != number:
         reason += f" is within {npmi_tolerance:.3f} of {coherence[highest]:.3f} ({configurations[highest].name})"
     fewer = [c for c in range(len(configurations)) if configurations[c].topics < configurations[number].topics]
-    if worse := [c for c in fewer if c not in near]:
-        reason += f"; {_names(configurations, worse)} scores lower by more than {score_tolerance:.3f}"
-    if incoherent := [c for c in fewer if c in near]:
-        reason += f"; {_names(configurations, incoherent)} has an NPMI lower by more than {npmi_tolerance:.3f}"
+    if worse := [configurations[c].name for c in fewer if c not in near]:
+        reason += f"; lower by more than {score_tolerance:.3f}: {', '.join(worse)}"
+    if incoherent := [configurations[c].name for c in fewer if c in near]:
+        reason += (
+            f"; as good in score, but with an NPMI lower by more than {npmi_tolerance:.3f}: {', '.join(incoherent)}"
+        )
     return Choice(number, reason, _notes(configurations, number))
-
-
-def _names(configurations: Sequence[Configuration], numbers: Sequence[int]) -> str:
-    """Return the name of a configuration, or say that it is any with fewer topics."""
-    return configurations[numbers[0]].name if len(numbers) == 1 else f"each of {len(numbers)} with fewer topics"
 
 
 def tolerance(values: npt.ArrayLike, floor: float) -> float:

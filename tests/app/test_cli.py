@@ -175,20 +175,6 @@ def test_report(model, texts, folder, capsys):
     assert any(line in content for line in first)  # a typical document
 
 
-def test_sweep(texts, folder, capsys):
-    out = folder / "sweep"
-    arguments = ["sweep", str(texts), "--out", str(out), "--windows", "1,inf", *COMMON]
-    assert main(arguments) == 0
-    printed = capsys.readouterr().out
-    assert "L = 1" in printed
-    assert "best window at the end" in printed
-    curves = json.loads((out / "sweep.json").read_text())["curves"]
-    assert set(curves) == {"1", "inf"}
-    assert [each["step"] for each in curves["1"]] == [each["step"] for each in curves["inf"]]
-    assert main(arguments) == 1
-    assert "contains the curves of another sweep" in capsys.readouterr().err
-
-
 def test_more_passes_continue_from_the_end(model, texts, folder, capsys):
     """Six passes and then six more give the same bits as twelve passes."""
     twelve = [*COMMON[:3], "12", *COMMON[4:]]
@@ -298,22 +284,6 @@ def test_an_interrupted_run_is_saved_and_can_be_resumed(texts, folder, number):
         passes = round((last["step"] + 20) * 32 / 285) + 1
         assert main(["fit", str(texts), "--out", str(out), "--resume", "--json", "--passes", str(passes)]) == 0
         assert load_model(out).history[-1]["step"] > last["step"]
-
-
-@pytest.mark.slow
-def test_a_terminated_sweep_keeps_its_curves(texts, folder):
-    out = folder / "terminated sweep"
-    command = [sys.executable, "-c", _MAIN, "sweep", str(texts), "--out", str(out), *COMMON, "--json"]
-    command[command.index("--passes") + 1] = "100000"
-    command += ["--score-every", "1"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
-        child.stdout.readline()
-        child.send_signal(signal.SIGTERM)
-        last = child.communicate(timeout=60)[0].splitlines()[-1]
-    assert child.returncode == 130
-    assert json.loads(last)["event"] == "interrupted"
-    assert len(json.loads((out / "sweep.json").read_text())["curves"]["10"]) >= 1
 
 
 def test_help_imports_no_numpy_and_no_jax():
@@ -468,6 +438,8 @@ def test_wrong_arguments_are_code_2(capsys):
         ["fit", "x", "--out", "m", "--resume", "--overwrite"],
         ["fit", "x", "--out", "m", "--min-df", "half"],
         ["sweep", "x", "--out", "m", "--windows", "1,10,1"],
+        ["sweep", "x", "--out", "m", "--topics", "10,many"],
+        ["sweep", "x", "--out", "m", "--seeds", "0"],
     ):
         with pytest.raises(SystemExit) as end:
             main(arguments)

@@ -185,11 +185,11 @@ def keep_nothing(state, info):
     del state, info
 
 
-def test_free_memory_is_what_linux_says():
+def testfree_memory_is_what_linux_says():
     if not Path("/proc/meminfo").exists():
         pytest.skip("no /proc/meminfo on this system")
     total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
-    assert 0.001 * total < svi._free_memory() <= total
+    assert 0.001 * total < svi.free_memory() <= total
 
 
 def test_positive_for_every_step_size_up_to_one(rng):

@@ -64,21 +64,19 @@ def run(args: Namespace) -> int:
     log(f"{size_of(stored)}; {plural(len(tasks), 'run')}, {len(tasks) - len(waiting)} finished")
     code = _train(waiting, stored, metadata, args) if waiting else 0
     results = _results(out, tasks, args.seeds)
-    if not results.rows:
-        log("the sweep ended before its first result")
-        return code
-    with replacing(out / "sweep.json") as temporary:
-        temporary.write_text(json.dumps(results.rows, indent=1))
-    picture = draw(out / "sweep.png", results.rows, results.curves, results.headline)
+    if results.rows:
+        with replacing(out / "sweep.json") as temporary:
+            temporary.write_text(json.dumps(results.rows, indent=1))
+    picture = draw(out / "sweep.png", results.rows, results.curves, results.headline) if results.rows else None
     summary = {"finished": len(results.rows), "runs": len(tasks), **results.as_json()}
     event(event_of(code), level=logging.INFO if code == 0 else logging.WARNING, **summary)
     if args.json:
         emit({"event": event_of(code)} | summary)
-    else:
+    elif results.rows:
         _print(results, out, picture)
-    if code == INTERRUPTED:
-        done = f"{len(results.rows)} of {plural(len(tasks), 'run')}"
-        log(f"interrupted after {done}; repeat the command with --resume to continue")
+    if code:
+        done = f"{len(results.rows)} of {plural(len(tasks), 'run')} finished"
+        log(f"{event_of(code)}: {done}; repeat the command with --resume to continue")
     return code
 
 
@@ -181,7 +179,7 @@ class _Watcher:
         self._fraction = [0.0] * len(tasks)
         self._started: dict[int, tuple[float, float, int]] = {}  # time, fraction of the checkpoint, steps
         self._seconds: dict[int, list[float]] = {}  # per complete run with K topics
-        self._ended = 0
+        self._ended, self._is_live = 0, sys.stderr.isatty() and not as_json
         self.failed = False
 
     def notify(self, number: int, message: Message) -> None:
@@ -203,14 +201,13 @@ class _Watcher:
         elif message.error is not None:
             self.failed, self._fraction[number] = True, 1.0
             self._line(f"{name} failed: {message.error}", "run failed", run=name, message=message.error)
-        if sys.stderr.isatty() and not self._as_json:
+        if self._is_live:
             print(f"\r{self._status():70}", end="", file=sys.stderr, flush=True)
 
     def _line(self, text: str, kind: str, **fields: Any) -> None:
         self._ended += 1
-        if sys.stderr.isatty():
-            print("\r", end="", file=sys.stderr)
-        print(f"{self._ended} of {len(self._tasks)} ended: {text}; {self._status():40}", file=sys.stderr, flush=True)
+        line = f"{self._ended} of {plural(len(self._tasks), 'run')} ended: {text}; {self._status()}"
+        print(f"\r{line:70}" if self._is_live else line, file=sys.stderr, flush=True)
         event(kind, **fields)
         if self._as_json:
             emit({"event": kind, **fields})
