@@ -228,6 +228,15 @@ def test_the_metrics_of_a_run_are_a_table_that_a_resumed_run_continues(texts, fo
     assert table["score"].tolist() == [each["score"] for each in load_model(out).history]
 
 
+def test_metrics_have_a_line_per_score_and_null_for_what_json_cannot_hold(tmp_path):
+    reports = [progress.Progress(t, t, t, t, 1.0, None, -7.0 if t == 3 else None, np.inf) for t in range(1, 5)]
+    path = tmp_path / "new" / "metrics.jsonl"
+    assert list(metrics.recorded(reports, path, first=0)) == reports
+    rows = read_lines(path)
+    assert [(row["step"], row["score"]) for row in rows] == [(1, None), (3, -7.0)]  # the first, and the score
+    assert [row["window"] for row in rows] == [None, None]
+
+
 def test_a_run_whose_metrics_cannot_be_written_continues(texts, folder, monkeypatch, capsys):
     monkeypatch.setattr(metrics, "_truncate", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     assert main(["fit", str(texts), "--out", str(folder / "no metrics"), *COMMON]) == 0

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smoothgrad_jax import load_model, match_topics
+from smoothgrad_jax import Progress, SaveError, load_model, match_topics
+from smoothgrad_jax.app import saved_models
 from smoothgrad_jax.app.cli import main
 from smoothgrad_jax.app.commands import sweep, sweep_estimate
 from smoothgrad_jax.app.configuration_choice import NPMI_FLOOR, SCORE_FLOOR, Configuration, choose, tolerance
@@ -107,13 +108,62 @@ def test_only_missing_runs_are_trained_again(copied, texts, capsys):
         assert main([*command, "--resume", *wrong]) in (1, 2)
         assert message in capsys.readouterr().err
     assert main([*command, "--resume"]) == 0
-    err = capsys.readouterr().err
+    out, err = capsys.readouterr()
     assert "4 runs, 3 finished" in err
+    assert "are missing" not in out
     assert err.count("ended: K") == 1
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert len(rows_of(copied)) == 4
     assert main([*command, "--resume"]) == 0  # nothing is left to train
     assert "estimate" not in capsys.readouterr().err
+
+
+def test_an_interrupted_sweep_continues_to_the_same_bits(texts, finished, tmp_path, monkeypatch, capsys):
+    """The second run is interrupted after its first report; the first one is finished."""
+    notify = sweep._Watcher.notify
+
+    def interrupting(self, number, message):
+        notify(self, number, message)
+        if number == 1 and isinstance(message, Progress):
+            raise KeyboardInterrupt
+
+    out = tmp_path / "interrupted"
+    command = ["sweep", str(texts), "--out", str(out), "--topics", "2", "--jobs", "1", *COMMON]
+    with monkeypatch.context() as patched:
+        patched.setattr(sweep._Watcher, "notify", interrupting)
+        assert main(command) == 130
+    printed, err = capsys.readouterr()
+    assert "no configuration has a result for each seed yet" in printed
+    assert "interrupted: 1 of 2 runs finished; repeat the command with --resume to continue" in err
+    assert [row["recommended"] for row in rows_of(out)] == [False]
+    assert list(out.glob("runs/K2-L10-seed1/checkpoints/*"))
+    assert main([*command, "--resume"]) == 0
+    for name in ("K2-L10-seed0", "K2-L10-seed1"):
+        np.testing.assert_array_equal(lam(out, name), lam(finished, name))
+    steps = [json.loads(line)["step"] for line in (out / "runs/K2-L10-seed1/metrics.jsonl").read_text().splitlines()]
+    assert steps == sorted(set(steps))
+
+
+def test_a_run_that_fails_does_not_end_the_others_and_loses_nothing(texts, tmp_path, monkeypatch, capsys):
+    """The disk is full when the first model is saved: its run is complete, and resumes to its model."""
+    save, out = saved_models.save_model, tmp_path / "failed"
+
+    def full(path, model):
+        if path.name.endswith("seed0"):
+            raise SaveError(f"{path}: could not be written: No space left on device")
+        save(path, model)
+
+    command = ["sweep", str(texts), "--out", str(out), "--topics", "2", "--jobs", "1", *COMMON]
+    with monkeypatch.context() as patched:
+        patched.setattr(saved_models, "save_model", full)
+        assert main(command) == 1
+    err = capsys.readouterr().err
+    assert "K2-L10-seed0 failed: " in err
+    assert "No space left on device" in err
+    assert "failed: 1 of 2 runs finished; repeat the command with --resume to continue" in err
+    assert [row["seed"] for row in rows_of(out)] == [1]
+    assert main([*command, "--resume"]) == 0
+    assert [row["seed"] for row in rows_of(out)] == [0, 1]
 
 
 def test_two_processes_give_the_same_models(texts, finished, tmp_path, capfd):

@@ -22,7 +22,7 @@ from smoothgrad_jax.models.topic_quality import effective_topics
 
 INTERRUPTED = 130  # exit code
 _FEW_WORDS = 0.05  # a topic with less than this fraction of the mean prevalence holds few words
-_FEW_USED = 0.5  # of all topics: with fewer effective topics the user is told
+FEW_USED = 0.5  # of all topics: with fewer effective topics the user is told
 _SUFFIXES = (".tsv", ".jsonl", ".npz")
 
 WriteRows = Callable[[int, np.ndarray], None]
@@ -87,7 +87,7 @@ def print_topics(model: SavedModel, num_words: int, max_topics: int | None = Non
         print(f"      … and {plural(len(order) - len(shown), 'smaller topic')}")
     used = quality.effective_topics if quality else effective_topics(prevalence)
     print(f"quality: {quality.describe() if quality else f'{used:.1f} effective topics of {len(order)}'}")
-    if used < _FEW_USED * len(order):
+    if used < FEW_USED * len(order):
         print(
             f"in effect, {used:.0f} of the {len(order)} topics are used; fewer topics may be as good: "
             f"smoothgrad sweep --topics {max(round(used), 2)},{len(order)} compares"

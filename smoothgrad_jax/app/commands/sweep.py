@@ -27,7 +27,16 @@ import numpy as np
 from smoothgrad_jax.app import runs, saved_models
 from smoothgrad_jax.app.cli import given_settings
 from smoothgrad_jax.app.commands.inputs import open_corpus, provenance
-from smoothgrad_jax.app.commands.output import INTERRUPTED, CommandError, check_folder, emit, event_of, log, size_of
+from smoothgrad_jax.app.commands.output import (
+    FEW_USED,
+    INTERRUPTED,
+    CommandError,
+    check_folder,
+    emit,
+    event_of,
+    log,
+    size_of,
+)
 from smoothgrad_jax.app.commands.parallel_runs import Message, RunTask, Started, train_runs
 from smoothgrad_jax.app.commands.sweep_estimate import Estimate, check_disk, estimate
 from smoothgrad_jax.app.commands.sweep_picture import Curve, draw
@@ -42,6 +51,7 @@ from smoothgrad_jax.data.durable_files import replacing
 from smoothgrad_jax.data.errors import plural
 from smoothgrad_jax.models.topic_quality import match_topics
 from smoothgrad_jax.training.driver import Progress
+from smoothgrad_jax.training.engines import NotFiniteError
 from smoothgrad_jax.training.settings import DEFAULTS, Settings
 
 _TOPICS = (20, 50, 100, 200)
@@ -88,7 +98,7 @@ class Results(NamedTuple):
       curves: The held-out curve of the first run of each configuration.
       choice: The recommended configuration; None if no configuration has all its seeds.
       name: Its name.
-      models: The folders of its models, best score first.
+      model: The folder of its model whose topics are most similar to those of the other seeds.
       notes: What limits the recommendation.
     """
 
@@ -96,7 +106,7 @@ class Results(NamedTuple):
     curves: list[Curve]
     choice: Choice | None
     name: str
-    models: list[str]
+    model: str
     notes: list[str]
 
     @property
@@ -109,7 +119,7 @@ class Results(NamedTuple):
         if self.choice is None:
             return {"recommended": None}
         topics, window = (next(row[key] for row in self.rows if row["recommended"]) for key in ("topics", "window"))
-        recommended = {"topics": topics, "window": window, "model": self.models[0]}
+        recommended = {"topics": topics, "window": window, "model": self.model}
         return {"recommended": recommended, "reason": self.choice.reason, "notes": self.notes}
 
 
@@ -147,8 +157,8 @@ def _is_finished(task: RunTask, metadata: Mapping[str, Any]) -> bool:
         return False
     stored = saved_models.load_model(task.folder).settings
     runs.check_same_run(stored, task.settings, metadata)
-    if stored["passes"] != task.settings.passes:
-        problem = f"was {stored['passes']} in {task.folder}, and is {task.settings.passes} now"
+    if (passes := stored.get("passes")) != task.settings.passes:
+        problem = f"was {passes} in {task.folder}, and is {task.settings.passes} now"
         raise OptionError("passes", f"{problem}; all runs of a sweep have the same length: give another folder")
     return True
 
@@ -165,9 +175,15 @@ def _train(tasks: Sequence[RunTask], stored: CountedCorpus, metadata: dict[str, 
                 emit({"event": "start", "runs": len(tasks), **expected._asdict()})
             tasks = [task._replace(settings=replace(task.settings, threads=expected.threads)) for task in tasks]
             watcher = _Watcher(tasks, expected, args.json)
-            train_runs(tasks, stored, metadata, jobs=expected.jobs, notify=watcher.notify)
+            try:
+                train_runs(tasks, stored, metadata, jobs=expected.jobs, notify=watcher.notify)
+            finally:
+                watcher.close()
         except KeyboardInterrupt:
             return INTERRUPTED
+        except NotFiniteError as error:  # during the measurement
+            log(str(error))
+            return 1
     return 1 if watcher.failed else 0
 
 
@@ -196,13 +212,19 @@ class _Watcher:
             started, skipped, _ = self._started[number]
             elapsed = time.perf_counter() - started
             self._fraction[number] = 1.0
-            self._seconds.setdefault(settings.topics, []).append(elapsed / max(1 - skipped, 1e-3))
+            if skipped < 0.5:  # the rest of a resumed run says little about the time of a complete one
+                self._seconds.setdefault(settings.topics, []).append(elapsed / (1 - skipped))
             self._line(f"{name}: {elapsed:.0f} s", "run", run=name, seconds=elapsed)
         elif message.error is not None:
             self.failed, self._fraction[number] = True, 1.0
             self._line(f"{name} failed: {message.error}", "run failed", run=name, message=message.error)
         if self._is_live:
             print(f"\r{self._status():70}", end="", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Remove the line of progress."""
+        if self._is_live:
+            print(f"\r{'':70}\r", end="", file=sys.stderr, flush=True)
 
     def _line(self, text: str, kind: str, **fields: Any) -> None:
         self._ended += 1
@@ -244,17 +266,20 @@ def _results(out: Path, tasks: Sequence[RunTask], seeds: int) -> Results:
             scores, npmi = (np.array([row[key] for row in new]) for key in ("score", "npmi"))
             configurations.append((Configuration(new[0]["topics"], name, scores, npmi), new))
     if not configurations:
-        return Results(rows, curves, None, "no configuration has a result for each seed yet", [], [])
+        return Results(rows, curves, None, "no configuration has a result for each seed yet", "", [])
     choice = choose([each for each, _ in configurations])
     configuration, chosen = configurations[choice.number]
     for row in chosen:
         row["recommended"] = True
     used = float(np.mean([row["effective_topics"] for row in chosen]))
     notes = list(choice.notes)
-    if used < 0.5 * configuration.topics:
+    if len(rows) < len(tasks):
+        notes.append(f"{len(tasks) - len(rows)} of {plural(len(tasks), 'run')} are missing")
+    if used < FEW_USED * configuration.topics:
         notes.append(f"in effect, only {used:.0f} of the {configuration.topics} topics are used")
-    best = [str(out / row["model"]) for row in sorted(chosen, key=lambda row: -row["score"])]
-    return Results(rows, curves, choice, configuration.name, best, notes)
+    # Seeds hold out different documents, so that their scores do not tell which model is better.
+    typical = max(chosen, key=lambda row: row["stability"] or 0)
+    return Results(rows, curves, choice, configuration.name, str(out / typical["model"]), notes)
 
 
 def _row(out: Path, task: RunTask, model: SavedModel, stability: float | None) -> Row:
@@ -299,5 +324,5 @@ def _print(results: Results, out: Path, picture: Path | None) -> None:
     for note in results.notes:
         print(f"note: {note}")
     print(f"results: {out / 'sweep.json'}" + (f", {picture}" if picture else ""))
-    if results.models:
-        print(f"next: smoothgrad topics {results.models[0]}")
+    if results.model:
+        print(f"next: smoothgrad topics {results.model}")
