@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 SCORE_FLOOR = 0.01
 NPMI_FLOOR = 0.02
+_NAMES = 3  # in a message
 
 
 class Configuration(NamedTuple):
@@ -87,12 +88,14 @@ def choose(configurations: Sequence[Configuration]) -> Choice:
         reason += f" is within {npmi_tolerance:.3f} of {coherence[highest]:.3f} ({configurations[highest].name})"
     fewer = [c for c in range(len(configurations)) if configurations[c].topics < configurations[number].topics]
     if worse := [configurations[c].name for c in fewer if c not in near]:
-        reason += f"; lower by more than {score_tolerance:.3f}: {', '.join(worse)}"
+        reason += f"; lower by more than {score_tolerance:.3f}: {_listed(worse)}"
     if incoherent := [configurations[c].name for c in fewer if c in near]:
-        reason += (
-            f"; as good in score, but with an NPMI lower by more than {npmi_tolerance:.3f}: {', '.join(incoherent)}"
-        )
+        reason += f"; as good in score, but with an NPMI lower by more than {npmi_tolerance:.3f}: {_listed(incoherent)}"
     return Choice(number, reason, _notes(configurations, number))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMES]) + (f" and {len(names) - _NAMES} more" if len(names) > _NAMES else "")
 
 
 def tolerance(values: npt.ArrayLike, floor: float) -> float:

@@ -119,24 +119,27 @@ def test_only_missing_runs_are_trained_again(copied, texts, capsys):
 
 
 def test_an_interrupted_sweep_continues_to_the_same_bits(texts, finished, tmp_path, monkeypatch, capsys):
-    """The second run is interrupted after its first report; the first one is finished."""
+    """The second run is interrupted when its window is full; the first one is finished."""
     notify = sweep._Watcher.notify
 
     def interrupting(self, number, message):
         notify(self, number, message)
-        if number == 1 and isinstance(message, Progress):
+        if number == 1 and isinstance(message, Progress) and message.step > 20:
             raise KeyboardInterrupt
 
     out = tmp_path / "interrupted"
     command = ["sweep", str(texts), "--out", str(out), "--topics", "2", "--jobs", "1", *COMMON]
     with monkeypatch.context() as patched:
         patched.setattr(sweep._Watcher, "notify", interrupting)
-        assert main(command) == 130
+        assert main([*command, "--log-json", str(tmp_path / "log")]) == 130
     printed, err = capsys.readouterr()
     assert "no configuration has a result for each seed yet" in printed
     assert "interrupted: 1 of 2 runs finished; repeat the command with --resume to continue" in err
     assert [row["recommended"] for row in rows_of(out)] == [False]
-    assert list(out.glob("runs/K2-L10-seed1/checkpoints/*"))
+    arrays = list(out.glob("runs/K2-L10-seed1/checkpoints/*/*.npy"))
+    events = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    told = next(each["state"] for each in events if each["event"] == "start")
+    assert told == pytest.approx(sum(np.load(path).nbytes for path in arrays), rel=0.02)
     assert main([*command, "--resume"]) == 0
     for name in ("K2-L10-seed0", "K2-L10-seed1"):
         np.testing.assert_array_equal(lam(out, name), lam(finished, name))
@@ -169,7 +172,7 @@ def test_a_run_that_fails_does_not_end_the_others_and_loses_nothing(texts, tmp_p
 def test_two_processes_give_the_same_models(texts, finished, tmp_path, capfd):
     out = tmp_path / "parallel"
     assert main(["sweep", str(texts), "--out", str(out), "--topics", "2", "--jobs", "2", *COMMON]) == 0
-    assert "at most about" in capfd.readouterr().err
+    assert "with 2 runs at a time" in capfd.readouterr().err
     for name in ("K2-L10-seed0", "K2-L10-seed1"):
         np.testing.assert_array_equal(lam(out, name), lam(finished, name))
 

@@ -260,7 +260,7 @@ def _results(out: Path, tasks: Sequence[RunTask], seeds: int) -> Results:
         stability = _stability(models)
         new = [_row(out, *each) for each in zip(found, models, stability, strict=True)]
         rows += new
-        name = f"K = {new[0]['topics']}" + (f", L = {new[0]['window']}" if several else "")
+        name = f"K = {new[0]['topics']}" + (f" (L = {new[0]['window']})" if several else "")
         curves.append(Curve(name, [(each["passes"], each["score"]) for each in models[0].history]))
         if len(new) == seeds:
             scores, npmi = (np.array([row[key] for row in new]) for key in ("score", "npmi"))

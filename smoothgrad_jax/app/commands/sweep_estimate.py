@@ -14,8 +14,10 @@ from smoothgrad_jax.app.commands.output import CommandError
 from smoothgrad_jax.app.commands.parallel_runs import RunTask
 from smoothgrad_jax.app.commands.training import new_run
 from smoothgrad_jax.app.progress import clock
+from smoothgrad_jax.app.runs import Run
 from smoothgrad_jax.core._threads import num_cores
 from smoothgrad_jax.core.svi import free_memory
+from smoothgrad_jax.core.types import PyTree
 from smoothgrad_jax.data.corpus_folder import CountedCorpus
 
 _SECONDS = 1.0  # of training that are measured, after the steps that compile
@@ -28,10 +30,10 @@ class Estimate(NamedTuple):
     Attributes:
       jobs: Runs at a time.
       threads: Threads per run; None for the default of a run.
-      seconds: An upper estimate of the time in total, because a run with fewer topics takes less.
-      seconds_per_run: That of one run.
+      seconds: Time in total, as if every run took as long as the largest one.
+      seconds_per_run: Time of the largest run.
       memory: Bytes per process; None where the system does not tell.
-      state: Bytes of the state of the largest run, which its process and its checkpoints contain.
+      state: Bytes of the training state of the largest run, and of one of its checkpoints, with a full window.
       disk: Bytes of the models, and of the checkpoints of the runs in progress.
     """
 
@@ -47,7 +49,7 @@ class Estimate(NamedTuple):
         """Return the estimate as one line."""
         memory = "" if self.memory is None else f", {_size(self.memory)} of memory per process"
         return (
-            f"estimate from a measurement of {_SECONDS:.0f} s: at most about {clock(self.seconds)} with "
+            f"estimate from a measurement of {_SECONDS:.0f} s: about {clock(self.seconds)} with "
             f"{self.jobs} run{'s' if self.jobs > 1 else ''} at a time{memory} (training state {_size(self.state)}), "
             f"{_size(self.disk)} on disk"
         )
@@ -70,18 +72,11 @@ def estimate(
     threads = settings.threads or (max(1, cores // most) if most > 1 else None)
     started = time.perf_counter()
     run = new_run(stored, replace(settings, threads=threads), metadata)
-    state = sum(leaf.nbytes for leaf in jax.tree.leaves(run.state))
-    begun, compiled, seen, passes = time.perf_counter(), 0.0, 0, 0.0
-    for report in run.reports():
-        now = time.perf_counter()
-        if not compiled:  # the first report includes the time of compilation
-            begun, compiled, seen = now, now - started, report.documents
-        passes = report.passes
-        if now - begun >= _SECONDS:
-            break
-    elapsed, documents = time.perf_counter() - begun, report.documents - seen
-    total = report.documents / passes * (settings.passes or 1)
-    seconds_per_run = compiled + (elapsed / documents * total if documents else 0)
+    empty = _nbytes(run.state)
+    seconds_per_run = _seconds_per_run(run, started, settings.passes or 1)
+    # The row-sparse state stores the statistics of a minibatch when it enters the window.
+    length = settings.window if isinstance(settings.window, int) else 0
+    state = empty + round((_nbytes(run.state) - empty) * max(1.0, length / run.step))
     run.close()
     memory = _used_memory()
     free = free_memory()
@@ -98,6 +93,29 @@ def estimate(
         state=state,
         disk=models + most * _KEPT_CHECKPOINTS * state,
     )
+
+
+def _seconds_per_run(run: Run, started: float, passes: int) -> float:
+    """Train a run for a moment, and return the seconds of the complete run.
+
+    Args:
+      run: A new run.
+      started: When its preparation began, by ``time.perf_counter``.
+      passes: Passes of the complete run.
+    """
+    reports = run.reports()
+    first = last = next(reports)  # the first steps compile
+    while last.seconds - first.seconds < _SECONDS and (report := next(reports, None)):
+        last = report
+    seconds, documents = last.seconds - first.seconds, last.documents - first.documents
+    # Compilation, also of the score, takes place once.
+    once = time.perf_counter() - started - seconds
+    total = last.documents / last.passes * passes
+    return once + (seconds / documents * total if documents else 0)
+
+
+def _nbytes(tree: PyTree) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
 
 
 def check_disk(out: Path, need: int) -> None:
