@@ -20,6 +20,7 @@ from smoothgrad_jax.core.svi import global_step as global_step
 from smoothgrad_jax.core.svi import init as init
 from smoothgrad_jax.core.svi import run as run
 from smoothgrad_jax.core.svi import sweep as sweep
+from smoothgrad_jax.core.svi import sweep_bytes as sweep_bytes
 from smoothgrad_jax.core.transformation import natural_gradient as natural_gradient
 from smoothgrad_jax.core.transformation import smoothed_svi as smoothed_svi
 from smoothgrad_jax.core.transformation import window_mean as window_mean

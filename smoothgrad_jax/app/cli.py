@@ -10,7 +10,7 @@ the command runs. The options of a run come from :class:`smoothgrad_jax.training
 | 1         | invalid input, model or folder; the error message is one line                         |
 | 2         | an option is invalid, or has no effect beside others; the error message is one line   |
 | 130       | interrupted by Ctrl-C, or by SIGTERM while ``fit``, ``sweep`` or ``demo`` trains.     |
-|           | The result of the training so far is saved, and ``fit --resume`` continues it;        |
+|           | The result of the training so far is saved, and ``--resume`` continues it;            |
 |           | interrupted at another time, a command saves nothing                                  |
 """
 
@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import importlib
 import io
+import logging
 import os
 import signal
 import sys
@@ -28,6 +29,7 @@ from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
 from smoothgrad_jax import __version__
+from smoothgrad_jax.app import event_log
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.data.errors import CorpusError, OptionName
 
@@ -79,6 +81,16 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    """Run a command with its log of events."""
+    try:
+        with event_log.writing(getattr(args, "log_json", None)):
+            return _exit_code(args)
+    except event_log.LogError as error:
+        print(f"smoothgrad {args.command}: {error}", file=sys.stderr)
+        return 1
+
+
+def _exit_code(args: argparse.Namespace) -> int:
     """Run a command; print an expected error to standard error as one line."""
     command = importlib.import_module(f"smoothgrad_jax.app.commands.{args.command}")
     from smoothgrad_jax.app.commands.output import CommandError
@@ -101,6 +113,7 @@ def _run(args: argparse.Namespace) -> int:
     except (CommandError, ValueError, OSError) as error:  # includes LoadError and SaveError
         message = str(error)
     print(f"smoothgrad {args.command}: {message}", file=sys.stderr)
+    event_log.event("error", level=logging.ERROR, message=message, code=code)
     return code
 
 
@@ -143,6 +156,7 @@ def _fit_options(parser: argparse.ArgumentParser) -> None:
     _add_settings(parser.add_argument_group("training"))
     _add_words(parser)
     _add_json(parser)
+    _add_log(parser)
 
 
 def _topics_options(parser: argparse.ArgumentParser) -> None:
@@ -167,19 +181,30 @@ def _score_options(parser: argparse.ArgumentParser) -> None:
 
 def _sweep_options(parser: argparse.ArgumentParser) -> None:
     _add_inputs(parser)
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder for the curves")
-    parser.add_argument(
-        "--windows",
-        type=_windows,
-        default=(1, 10, 100),
-        metavar="L,L,…",
-        help="windows to compare, in the format of fit --window (1,10,100)",
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder for the results and the models")
+    parser.add_argument("--resume", action="store_true", help="continue the sweep in DIR; finished runs are kept")
+    group = parser.add_argument_group("runs to compare: every number of topics with every window and every seed")
+    group.add_argument(
+        "--topics",
+        type=_several("topics"),
+        metavar="K,K,…",
+        help="numbers of topics (20,50,100,200; with --windows 50)",
     )
-    # All runs of a sweep have the same length and write no checkpoints.
-    excluded = {"window", "seconds", "early_stopping", "patience", "min_improvement", "checkpoint_every"}
+    group.add_argument(
+        "--windows", type=_several("window"), metavar="L,L,…", help="windows, in the format of fit --window (10)"
+    )
+    group.add_argument(
+        "--seeds", type=_positive, default=2, metavar="N", help="seeds per configuration, from --seed on (%(default)s)"
+    )
+    group.add_argument(
+        "--jobs", type=_positive, metavar="N", help="runs at a time (one per core, fewer where memory is short)"
+    )
+    # All runs of a sweep have the same length.
+    excluded = {"topics", "window", "seconds", "early_stopping", "patience", "min_improvement"}
     _add_settings(parser.add_argument_group("training"), excluded=excluded)
     _add_words(parser)
     _add_json(parser)
+    _add_log(parser)
 
 
 def _report_options(parser: argparse.ArgumentParser) -> None:
@@ -234,7 +259,7 @@ COMMANDS = {
     "groups": Command("compute the prevalence of topics per group of documents, or over time", _groups_options),
     "similar": Command("find documents with similar topic proportions (Hellinger distance)", _similar_options),
     "score": Command("compute the predictive log-probability of documents", _score_options),
-    "sweep": Command("compare the held-out curves of several windows", _sweep_options),
+    "sweep": Command("compare numbers of topics and windows, and recommend one", _sweep_options),
     "report": Command("write one HTML file with the topics of a model", _report_options),
     "convert": Command("convert a corpus to memory-mapped arrays", _convert_options),
 }
@@ -318,6 +343,10 @@ def _add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="write JSON lines to standard output")
 
 
+def _add_log(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--log-json", metavar="FILE", help="append events with their time to FILE, as JSON lines")
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser that reports an error in one line."""
 
@@ -379,8 +408,13 @@ def _number_or_fraction(text: str) -> int | float:
     raise argparse.ArgumentTypeError(f"must be a number of documents, or a fraction such as 0.5, got {text}")
 
 
-def _windows(text: str) -> tuple[Any, ...]:
-    windows = tuple(map(_setting("window"), text.split(",")))
-    if len(set(windows)) < len(windows):
-        raise argparse.ArgumentTypeError(f"must be different windows, got {text}")
-    return windows
+def _several(name: str) -> Callable[[str], tuple[Any, ...]]:
+    """Return the argparse type of several values of a setting."""
+
+    def convert(text: str) -> tuple[Any, ...]:
+        values = tuple(map(_setting(name), text.split(",")))
+        if len(set(values)) < len(values):
+            raise argparse.ArgumentTypeError(f"must be different values, got {text}")
+        return values
+
+    return convert

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 
+from smoothgrad_jax.app.event_log import event
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.schedules import robbins_monro
 from smoothgrad_jax.core.types import Array, ArrayLike, PRNGKey, PyTree
@@ -95,12 +96,17 @@ def initial_model(settings: Settings, num_docs: float) -> LDA:
 
 
 def check_resumable(checkpoint: Checkpoint, settings: Settings, metadata: Mapping[str, Any]) -> None:
-    """Raise an error if a checkpoint has other settings or another corpus.
+    """Raise an error if a checkpoint has other settings or another corpus; see :func:`check_same_run`."""
+    check_same_run(checkpoint.settings, settings, metadata)
+
+
+def check_same_run(stored: Mapping[str, Any], settings: Settings, metadata: Mapping[str, Any]) -> None:
+    """Raise an error if a checkpoint or a model was made with other settings or another corpus.
 
     Args:
-      checkpoint: The checkpoint.
+      stored: Settings and metadata of the checkpoint or of the model.
       settings: Resolved settings of the new run; options with ``may_change`` may differ.
-      metadata: Further entries of the checkpoint, such as a fingerprint of the corpus.
+      metadata: Further entries, such as a fingerprint of the corpus.
 
     Raises:
       OptionError: A setting differs.
@@ -110,10 +116,10 @@ def check_resumable(checkpoint: Checkpoint, settings: Settings, metadata: Mappin
     ignored = {"learned", *OPTIONS}
     then, now = (
         {_IN_WORDS.get(name, name): value for name, value in each.items() if name not in ignored}
-        for each in (checkpoint.settings, metadata)
+        for each in (stored, metadata)
     )
     check_same(then, now)
-    check_settings(checkpoint.settings, dict.fromkeys(OPTIONS) | settings.as_json())
+    check_settings(stored, dict.fromkeys(OPTIONS) | settings.as_json())
 
 
 def check_settings(stored: Mapping[str, Any], current: Mapping[str, Any]) -> None:
@@ -311,7 +317,7 @@ class Run:
         self._training.close()
 
     def reports(self) -> Iterator[Progress]:
-        """Train and yield reports, with passes and seconds counted from the first step of the complete run.
+        """Train and yield reports, with documents, passes and seconds since the first step of the complete run.
 
         Scores are appended to the history. A complete run yields nothing.
         """
@@ -319,7 +325,9 @@ class Run:
             if self._learner:
                 self._training.model = self._learner.update(self.model, self._training.params)
             report = report._replace(
-                passes=report.passes + self._earlier_passes, seconds=report.seconds + self._earlier_seconds
+                documents=report.step * self._batch_size,
+                passes=report.passes + self._earlier_passes,
+                seconds=report.seconds + self._earlier_seconds,
             )
             if report.score is not None:
                 self.history.append(record(report))
@@ -362,7 +370,9 @@ class Run:
 
     def _write(self, checkpoints: Checkpoints) -> None:
         learned = {"learned": self._learner.state(self.model)} if self._learner else {}
-        checkpoints.write(self._training, self.settings_json() | learned, self.history)
+        begun = time.monotonic()
+        path = checkpoints.write(self._training, self.settings_json() | learned, self.history)
+        event("checkpoint", step=self.step, path=str(path), seconds=time.monotonic() - begun)
 
     def _score_every(self) -> int:
         if self._settings.score_every is not None:

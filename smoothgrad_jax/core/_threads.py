@@ -18,8 +18,12 @@ def num_threads() -> int:
     """Return the default number of threads: CPU cores, at most 8; 1 on accelerators."""
     if jax.default_backend() != "cpu":
         return 1
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(available, _MAX_THREADS)
+    return min(num_cores(), _MAX_THREADS)
+
+
+def num_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def submit(pool: ThreadPoolExecutor, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:

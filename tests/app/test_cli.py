@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 from smoothgrad_jax import load_model, save_model
 from smoothgrad_jax.app import cli, demo_corpus, progress
 from smoothgrad_jax.app.cli import build_parser, main
+from smoothgrad_jax.app.commands import metrics
 from smoothgrad_jax.data import corpus_folder
 
 ROOT = Path(__file__).parents[2]
@@ -100,6 +102,19 @@ def test_topics_of_a_model_without_quality_and_of_one_with_bad_topics(model, fol
     assert "(flat; near-duplicate of topic 0)" in capsys.readouterr().out
 
 
+def test_topics_says_how_many_topics_are_in_effect_used(model, folder, capsys):
+    """exp of the entropy of (0.98, 0.01, 0.01) is 1.12; of a third each it is 3, and nothing is said."""
+    saved = load_model(model)
+    for name, quality in (("one used", saved.quality._replace(effective_topics=1.12)), ("one used, old", None)):
+        save_model(folder / name, saved._replace(quality=quality, prevalence=np.array([0.98, 0.01, 0.01])))
+        assert main(["topics", str(folder / name)]) == 0
+        hint = capsys.readouterr().out.splitlines()[-1]
+        assert hint.startswith("in effect, 1 of the 3 topics are used; fewer topics may be as good")
+        assert "sweep --topics 2,3" in hint
+    assert main(["topics", str(model)]) == 0
+    assert "in effect" not in capsys.readouterr().out
+
+
 def test_transform_writes_the_format_of_the_suffix(model, texts, folder, capsys):
     new = folder / "new.jsonl"
     new.write_text('{"text": "anchor mast rope zebra"}\n{"text": "star moon comet"}\n{"text": "zebra"}\n')
@@ -162,20 +177,6 @@ def test_report(model, texts, folder, capsys):
     assert any(line in content for line in first)  # a typical document
 
 
-def test_sweep(texts, folder, capsys):
-    out = folder / "sweep"
-    arguments = ["sweep", str(texts), "--out", str(out), "--windows", "1,inf", *COMMON]
-    assert main(arguments) == 0
-    printed = capsys.readouterr().out
-    assert "L = 1" in printed
-    assert "best window at the end" in printed
-    curves = json.loads((out / "sweep.json").read_text())["curves"]
-    assert set(curves) == {"1", "inf"}
-    assert [each["step"] for each in curves["1"]] == [each["step"] for each in curves["inf"]]
-    assert main(arguments) == 1
-    assert "contains the curves of another sweep" in capsys.readouterr().err
-
-
 def test_more_passes_continue_from_the_end(model, texts, folder, capsys):
     """Six passes and then six more give the same bits as twelve passes."""
     twelve = [*COMMON[:3], "12", *COMMON[4:]]
@@ -202,6 +203,78 @@ def test_more_passes_continue_from_the_end(model, texts, folder, capsys):
     assert len(set(seconds)) > 1
 
 
+def read_lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_the_metrics_of_a_run_are_a_table_that_a_resumed_run_continues(texts, folder):
+    """Lines of steps after the checkpoint, and a line that a kill cut off, are replaced."""
+    out, four = folder / "metrics", [*COMMON[:3], "4", *COMMON[4:]]
+    assert main(["fit", str(texts), "--out", str(out), *COMMON[:3], "2", *COMMON[4:], "--score-every", "3"]) == 0
+    path = out / "metrics.jsonl"
+    first = read_lines(path)
+    assert [row["step"] for row in first] == [3, 6, 9, 12, 15, 18]
+    with path.open("a") as file:
+        file.write(json.dumps(first[-1] | {"step": 21, "score": 0}) + "\n" + json.dumps(first[-1])[:30])
+    assert main(["fit", str(texts), "--out", str(out), *four, "--score-every", "3", "--resume"]) == 0
+    rows = read_lines(path)
+    assert rows[:6] == first
+    assert {tuple(row) for row in rows} == {tuple(first[0])}  # the columns of a table
+    table = {name: np.array([row[name] for row in rows]) for name in first[0]}
+    assert table["step"].tolist() == list(range(3, 37, 3))
+    assert (table["documents"] == 32 * table["step"]).all()
+    np.testing.assert_allclose(table["passes"], table["documents"] / 285)
+    assert (np.diff(table["seconds"]) > 0).all()
+    assert (table["rate"] > 0).all()
+    assert (table["window"] == 10).all()
+    assert table["score"].tolist() == [each["score"] for each in load_model(out).history]
+
+
+def test_metrics_have_a_line_per_score_and_null_for_what_json_cannot_hold(tmp_path):
+    reports = [progress.Progress(t, t, t, t, 1.0, None, -7.0 if t == 3 else None, np.inf) for t in range(1, 5)]
+    path = tmp_path / "new" / "metrics.jsonl"
+    assert list(metrics.recorded(reports, path, first=0)) == reports
+    rows = read_lines(path)
+    assert [(row["step"], row["score"]) for row in rows] == [(1, None), (3, -7.0)]  # the first, and the score
+    assert [row["window"] for row in rows] == [None, None]
+
+
+def test_a_run_whose_metrics_cannot_be_written_continues(texts, folder, monkeypatch, capsys):
+    monkeypatch.setattr(metrics, "_truncate", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    assert main(["fit", str(texts), "--out", str(folder / "no metrics"), *COMMON]) == 0
+    err = capsys.readouterr().err
+    assert err.count("metrics.jsonl: could not be written: No space left on device; the run continues") == 1
+    assert load_model(folder / "no metrics").lam.shape == (30, 3)
+
+
+def test_log_json_appends_one_object_per_event(texts, folder, capsys):
+    log, out = folder / "events.jsonl", folder / "logged"
+    command = ["fit", str(texts), "--out", str(out), *COMMON, "--log-json", str(log)]
+    assert main(command) == 0
+    records = read_lines(log)
+    assert [each["event"] for each in records if each["event"] not in ("message", "progress")] == [
+        *("start", "checkpoint", "done")
+    ]
+    assert {each["level"] for each in records} == {"info"}
+    times = [datetime.fromisoformat(each["time"]) for each in records]
+    assert times == sorted(times)
+    assert all(time.utcoffset() == timedelta(0) for time in times)
+    done = records[-1]
+    start = next(each for each in records if each["event"] == "start")
+    assert (start["steps"], start["settings"]["topics"]) == (54, 3)
+    assert done["effective_topics"] == pytest.approx(3, abs=0.01)
+    assert [each["step"] for each in records if each["event"] == "progress"] == [
+        each["step"] for each in read_lines(out / "metrics.jsonl")
+    ]
+    assert main(command) == 1  # the folder contains a run
+    assert read_lines(log)[: len(records)] == records
+    last = read_lines(log)[-1]
+    assert (last["level"], last["event"], last["code"]) == ("error", "error", 1)
+    assert "--resume continues it" in last["message"]
+    assert main([*command[:-1], str(folder / "nowhere" / "log")]) == 1
+    assert "the log cannot be written: No such file or directory; give another file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_interrupted_run_is_saved_and_can_be_resumed(texts, folder, number):
     out = folder / f"interrupted by {number}"
@@ -222,22 +295,6 @@ def test_an_interrupted_run_is_saved_and_can_be_resumed(texts, folder, number):
         passes = round((last["step"] + 20) * 32 / 285) + 1
         assert main(["fit", str(texts), "--out", str(out), "--resume", "--json", "--passes", str(passes)]) == 0
         assert load_model(out).history[-1]["step"] > last["step"]
-
-
-@pytest.mark.slow
-def test_a_terminated_sweep_keeps_its_curves(texts, folder):
-    out = folder / "terminated sweep"
-    command = [sys.executable, "-c", _MAIN, "sweep", str(texts), "--out", str(out), *COMMON, "--json"]
-    command[command.index("--passes") + 1] = "100000"
-    command += ["--score-every", "1"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
-        child.stdout.readline()
-        child.send_signal(signal.SIGTERM)
-        last = child.communicate(timeout=60)[0].splitlines()[-1]
-    assert child.returncode == 130
-    assert json.loads(last)["event"] == "interrupted"
-    assert len(json.loads((out / "sweep.json").read_text())["curves"]["10"]) >= 1
 
 
 def test_help_imports_no_numpy_and_no_jax():
@@ -392,6 +449,8 @@ def test_wrong_arguments_are_code_2(capsys):
         ["fit", "x", "--out", "m", "--resume", "--overwrite"],
         ["fit", "x", "--out", "m", "--min-df", "half"],
         ["sweep", "x", "--out", "m", "--windows", "1,10,1"],
+        ["sweep", "x", "--out", "m", "--topics", "10,many"],
+        ["sweep", "x", "--out", "m", "--seeds", "0"],
     ):
         with pytest.raises(SystemExit) as end:
             main(arguments)

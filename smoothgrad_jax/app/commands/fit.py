@@ -1,10 +1,12 @@
 """``smoothgrad fit``: train a model on a corpus, with checkpoints."""
 
+import logging
 from argparse import Namespace
 from pathlib import Path
 
 from smoothgrad_jax.app import runs, saved_models
 from smoothgrad_jax.app.cli import given_settings
+from smoothgrad_jax.app.commands import metrics
 from smoothgrad_jax.app.commands.inputs import open_corpus, provenance, word_options
 from smoothgrad_jax.app.commands.output import (
     INTERRUPTED,
@@ -17,6 +19,7 @@ from smoothgrad_jax.app.commands.output import (
     size_of,
 )
 from smoothgrad_jax.app.commands.training import new_run, saved_model, train
+from smoothgrad_jax.app.event_log import event
 from smoothgrad_jax.app.program_cache import stored_programs
 from smoothgrad_jax.data.errors import plural
 from smoothgrad_jax.training.checkpoints import Checkpoint, Checkpoints
@@ -48,13 +51,16 @@ def run(args: Namespace) -> int:
         (out / "report.html").unlink(missing_ok=True)  # it describes the model that is replaced
     if last and training.step >= training.steps:
         log(f"{out}: the run is complete after {plural(training.steps, 'step')}; give more --passes to continue")
-    code = train(training, args.json, checkpoints)
+    event("start", step=training.step, steps=training.steps, model=str(out), settings=training.settings_json())
+    code = train(training, args.json, checkpoints, out / metrics.FILE_NAME)
     model = saved_model(training, stored)
     saved_models.save_model(out, model)
+    latest = training.history[-1] if training.history else {}
+    quality = model.quality.summary() if model.quality else {}
+    summary = {"model": str(out)} | latest | {"step": training.step} | quality
+    event(event_of(code), level=logging.INFO if code == 0 else logging.WARNING, **summary)
     if args.json:
-        latest = training.history[-1] if training.history else {}
-        quality = model.quality.summary() if model.quality else {}
-        emit({"event": event_of(code), "model": str(out)} | latest | {"step": training.step} | quality)
+        emit({"event": event_of(code)} | summary)
     else:
         print_topics(model, _WORDS_SHOWN, _TOPICS_SHOWN)
         print(f"model: {out}")
@@ -77,8 +83,8 @@ def _last_checkpoint(out: Path, checkpoints: Checkpoints, args: Namespace) -> Ch
     last = checkpoints.latest()
     if last and not args.resume:
         raise CommandError(f"{out}: contains a run; --resume continues it, --overwrite replaces it")
-    # A run that was killed before its first checkpoint leaves only the folder of checkpoints.
-    if not last and out.is_dir() and {path.name for path in out.iterdir()} - {"checkpoints"}:
+    # A run that was killed before its first checkpoint leaves only the folder of checkpoints and the metrics.
+    if not last and out.is_dir() and {path.name for path in out.iterdir()} - {"checkpoints", metrics.FILE_NAME}:
         what = "contains no checkpoint to resume from" if args.resume else "is not empty"
         raise CommandError(f"{out}: {what}; give another folder, or --overwrite to replace a model")
     for problem in last.damaged if last else ():

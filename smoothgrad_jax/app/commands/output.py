@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from smoothgrad_jax.app.event_log import event
 from smoothgrad_jax.app.saved_models import SavedModel
 from smoothgrad_jax.data.corpus_folder import CountedCorpus
 from smoothgrad_jax.data.counting import OnProgress
@@ -21,6 +22,7 @@ from smoothgrad_jax.models.topic_quality import effective_topics
 
 INTERRUPTED = 130  # exit code
 _FEW_WORDS = 0.05  # a topic with less than this fraction of the mean prevalence holds few words
+FEW_USED = 0.5  # of all topics: with fewer effective topics the user is told
 
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # also reverses the direction
 
@@ -35,8 +37,9 @@ def printable(text: str) -> str:
 
 
 def log(line: str) -> None:
-    """Print a message to standard error."""
+    """Print a message to standard error, and log it as an event."""
     print(printable(line), file=sys.stderr, flush=True)
+    event("message", message=line)
 
 
 def emit(record: dict[str, Any]) -> None:
@@ -92,10 +95,13 @@ def print_topics(model: SavedModel, num_words: int, max_topics: int | None = Non
         print(line + (f"  ({remarks})" if remarks else ""))
     if len(order) > len(shown):
         print(f"      … and {plural(len(order) - len(shown), 'smaller topic')}")
-    if quality:
-        print(f"quality: {quality.describe()}")
-    else:
-        print(f"quality: {effective_topics(prevalence):.1f} effective topics of {len(order)}")
+    used = quality.effective_topics if quality else effective_topics(prevalence)
+    print(f"quality: {quality.describe() if quality else f'{used:.1f} effective topics of {len(order)}'}")
+    if used < FEW_USED * len(order):
+        print(
+            f"in effect, {used:.0f} of the {len(order)} topics are used; fewer topics may be as good: "
+            f"smoothgrad sweep --topics {max(round(used), 2)},{len(order)} compares"
+        )
 
 
 def check_file(path: Path) -> None:

@@ -4,13 +4,14 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 from smoothgrad_jax.app import progress, runs
+from smoothgrad_jax.app.commands import metrics
 from smoothgrad_jax.app.commands.output import INTERRUPTED, emit, log
 from smoothgrad_jax.app.runs import Run
 from smoothgrad_jax.app.saved_models import SavedModel
@@ -51,15 +52,19 @@ def new_run(
     )
 
 
-def train(run: Run, as_json: bool, checkpoints: Checkpoints | None = None) -> int:
-    """Train until the end or an interruption, display progress, and return the exit code."""
+def train(run: Run, as_json: bool, checkpoints: Checkpoints | None = None, metrics_file: Path | None = None) -> int:
+    """Train until the end or an interruption, display and record the progress, and return the exit code."""
 
     def lines(reports: Iterator[Progress]) -> Iterator[Progress]:
         for report in reports:
             emit({"event": "progress", **runs.record(report), "remaining": report.remaining})
             yield report
 
-    watch = lines if as_json else partial(progress.watch, steps=run.steps)
+    def watch(reports: Iterator[Progress]) -> Iterator[Progress]:
+        if metrics_file:
+            reports = metrics.recorded(reports, metrics_file, run.step)
+        return lines(reports) if as_json else progress.watch(reports, steps=run.steps)
+
     try:
         with sigterm_as_ctrl_c():
             return 0 if run.train(watch, checkpoints) else INTERRUPTED
