@@ -148,6 +148,12 @@ def _topics_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("--all", action="store_true", help="print nearly empty topics too")
     parser.add_argument("--words", type=_positive, default=10, metavar="N", help="words per topic (%(default)s)")
+    parser.add_argument(
+        "--labels",
+        metavar="FILE",
+        help="store the labels of a file in the model: lines of topic number, tab and label, or JSON; the report "
+        "writes such a file",
+    )
     _add_json(parser)
 
 
@@ -205,7 +211,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "demo": Command("learn topics of Python's docstrings (no download)", _demo_options),
     "fit": Command("learn topics and save a model", _fit_options),
-    "topics": Command("print the topics of a model", _topics_options),
+    "topics": Command("print the topics of a model, and label them", _topics_options),
     "transform": Command("infer topic proportions of documents", _transform_options),
     "score": Command("compute the predictive log-probability of documents", _score_options),
     "sweep": Command("compare the held-out curves of several windows", _sweep_options),

@@ -123,6 +123,38 @@ def test_transform_writes_the_format_of_the_suffix(model, texts, folder, capsys)
     assert "ends in .tsv, .jsonl or .npz" in capsys.readouterr().err
 
 
+def test_labels_from_a_file_stay_in_the_model(model, texts, folder, capsys):
+    named, path = folder / "named", folder / "labels.tsv"
+    assert main(["fit", str(texts), "--out", str(named), *COMMON]) == 0
+    path.write_text("topic\tlabel\n1\tseafaring\n2\tsky\n")
+    capsys.readouterr()
+    assert main(["topics", str(named), "--labels", str(path), "--words", "2"]) == 0
+    out, err = capsys.readouterr()
+    assert err == f"{named}: 2 labels\n"
+    lines = {int(line.split()[0]): line.split()[3:] for line in out.splitlines()[1:-1]}
+    assert [lines[k][0] for k in (1, 2)] == ["seafaring:", "sky:"]
+    assert [len(lines[k]) for k in range(3)] == [2, 3, 3]
+    assert main(["topics", str(named), "--json"]) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {record["topic"]: record["label"] for record in records} == {0: None, 1: "seafaring", 2: "sky"}
+    assert main(["transform", str(named), str(texts)]) == 0
+    assert capsys.readouterr().out.splitlines()[0].endswith("topic 0\ttopic 1: seafaring\ttopic 2: sky")
+    # The topics of a resumed run continue from those of the model, and keep the labels.
+    assert main(["fit", str(texts), "--out", str(named), "--resume", "--passes", "7"]) == 0
+    assert load_model(named).labels == {1: "seafaring", 2: "sky"}
+    # A wrong file changes nothing, and a second file replaces the labels.
+    path.write_text("0\tcooking\n3\tsky\n")
+    capsys.readouterr()
+    assert main(["topics", str(named), "--labels", str(path)]) == 1
+    assert capsys.readouterr().err.endswith("labels.tsv, line 2: labels: expected topics from 0 to 2, got 3\n")
+    assert load_model(named).labels == {1: "seafaring", 2: "sky"}
+    path.write_text('{"0": "cooking"}')
+    assert main(["topics", str(named), "--labels", str(path)]) == 0
+    assert load_model(named).labels == {0: "cooking"}
+    assert main(["fit", str(texts), "--out", str(named), "--overwrite", *COMMON]) == 0
+    assert load_model(named).labels is None
+
+
 def test_score(model, texts, folder, capsys):
     assert main(["score", str(model), str(texts), "--json", "--out", str(folder / "scores.tsv")]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -47,7 +47,7 @@ def run(args: Namespace) -> int:
     if last and training.step >= training.steps:
         log(f"{out}: the run is complete after {plural(training.steps, 'step')}; give more --passes to continue")
     code = train(training, args.json, checkpoints)
-    model = saved_model(training, stored)
+    model = saved_model(training, stored)._replace(labels=_earlier_labels(out) if last else None)
     saved_models.save_model(out, model)
     if args.json:
         latest = training.history[-1] if training.history else {}
@@ -63,6 +63,11 @@ def run(args: Namespace) -> int:
             f"interrupted at step {training.step:,} of {training.steps:,}; repeat the command with --resume to continue"
         )
     return code
+
+
+def _earlier_labels(out: Path) -> dict[int, str] | None:
+    """Return the labels of the model that a resumed run replaces; None without a model."""
+    return saved_models.load_model(out).labels if (out / "model.json").exists() else None
 
 
 def _last_checkpoint(out: Path, checkpoints: Checkpoints, args: Namespace) -> Checkpoint | None:

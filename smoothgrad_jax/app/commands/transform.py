@@ -13,7 +13,7 @@ def run(args: Namespace) -> int:
     check_output(args.out)
     model = saved_models.load_model(args.model)
     documents, first = open_for_model(args, model), 0
-    with row_writer(args.out, [f"topic {k}" for k in range(model.lam.shape[1])], "theta") as write:
+    with row_writer(args.out, model.topic_names(), "theta") as write:
         for part in documents.corpus.parts():
             theta = model.transform(part)
             write(first, theta)
