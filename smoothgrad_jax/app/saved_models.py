@@ -238,9 +238,9 @@ def load_model(path: str | os.PathLike) -> SavedModel:
 
 def _topic_map(topics: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """Return points [K, 2] for topics [K, V], as in the report."""
-    from smoothgrad_jax.app import report  # imports scipy
+    from smoothgrad_jax.app import topic_map  # imports scipy
 
-    return report.classical_scaling(report.jensen_shannon(np.asarray(topics)))[0]  # pyLDAvis passes a DataFrame
+    return topic_map.classical_scaling(topic_map.jensen_shannon(np.asarray(topics)))[0]  # pyLDAvis passes a DataFrame
 
 
 def checked(model: SavedModel) -> SavedModel:

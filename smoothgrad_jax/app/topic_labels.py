@@ -26,7 +26,7 @@ def checked_labels(labels: Mapping[int, str], num_topics: int) -> dict[int, str]
       ValueError: If a topic does not exist, or a label is empty, too long, or contains control characters; the message
         names the topic.
     """
-    found = {}
+    found: dict[int, str] = {}
     for topic, label in labels.items():
         if isinstance(topic, bool) or not isinstance(topic, Integral) or not 0 <= topic < num_topics:
             raise ValueError(f"labels: expected topics from 0 to {num_topics - 1}, got {topic!r}")
