@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import shutil
+import tracemalloc
 import zlib
 from pathlib import Path
 from typing import NamedTuple
@@ -19,9 +20,10 @@ from sklearn.feature_extraction.text import CountVectorizer
 from test_text import TEXTS, TOKENS
 
 from smoothgrad_jax import Corpus, open_source
-from smoothgrad_jax.data import corpus_folder, count_blocks, counting, durable_files, formats, text
+from smoothgrad_jax.data import compressed_files, corpus_folder, count_blocks, counting, durable_files, formats, text
 from smoothgrad_jax.data.corpus_folder import CountedCorpus, convert, is_folder, open_folder, read
 from smoothgrad_jax.data.count_blocks import Block
+from smoothgrad_jax.data.documents import Document
 from smoothgrad_jax.data.durable_files import SaveError
 from smoothgrad_jax.data.errors import CorpusError
 
@@ -32,16 +34,17 @@ TALES = ["the star and the moon", "", "a moon, a Moon! a dusty moon", "star dust
 class Texts(NamedTuple):
     """A source of texts without files."""
 
-    documents: list
+    lines: list
     paths: tuple = (Path("tales.txt"),)
     format: str = "text"
     is_text: bool = True
     vocabulary: list | None = None
     num_words: int | None = None
     encoding: str = "utf-8"
+    has_metadata: bool = False
 
-    def texts(self):
-        yield from self.documents
+    def documents(self):
+        yield from map(Document, self.lines)
 
 
 class Counts(NamedTuple):
@@ -54,6 +57,7 @@ class Counts(NamedTuple):
     format: str = "uci"
     is_text: bool = False
     encoding: str = "utf-8"
+    has_metadata: bool = False
 
     def blocks(self):
         for piece in self.pieces:
@@ -314,6 +318,99 @@ def test_a_memory_mapped_corpus_packs_as_one_in_memory(tmp_path):
             rows = np.concatenate([[3, 1], rng.integers(0, part.num_docs, 48)])
             for a, b in zip(part.pack(rows, layout)[:6], same.pack(rows, layout)[:6], strict=True):
                 np.testing.assert_array_equal(a, b)
+
+
+RECORDS = [
+    {"id": "x1", "text": "star moon", "date": "2020-01-01", "n": 3},
+    {"id": None, "text": "moon dust", "date": None, "n": 2.5, "tags": ["a", "b"]},
+    {"id": 'ü"\t\n', "text": "", "date": "2021", "n": True},
+]
+
+
+def records(folder):
+    path = folder / "records.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
+    return path
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_ids_and_kept_fields_are_stored_in_the_folder(tmp_path):
+    source = open_source(records(tmp_path), keep=["n", "date", "tags"])
+    expected = list(source.metadata())
+    assert [each.fields for each in expected] == [
+        (3, "2020-01-01", None),
+        (2.5, None, '["a", "b"]'),
+        (True, "2021", None),
+    ]
+    for options in (ALL, {"vocabulary": ["moon", "star"]}):
+        stored = convert(source, tmp_path / "corpus", overwrite=True, **options)
+        assert stored.manifest["metadata"] == {"id": "id", "keep": ["n", "date", "tags"]}
+        again = open_source(tmp_path / "corpus")
+        assert (again.id, again.keep) == ("id", ("n", "date", "tags"))
+        assert list(again.metadata()) == expected
+        corpus_folder.open_folder(tmp_path / "corpus", verify=True)
+    dates = open_source(tmp_path / "corpus", keep=["date"])
+    assert [(each.id, *each.fields) for each in dates.metadata()] == [(m.id, m.fields[1]) for m in expected]
+    # The metadata of a folder that is converted again, with other words, are those of the folder.
+    convert(dates, tmp_path / "again", vocabulary=["dust"])
+    assert list(open_source(tmp_path / "again").metadata()) == list(dates.metadata())
+    with pytest.raises(
+        CorpusError, match=r"again: keep='n': the corpus keeps 'date'; convert the source again with keep"
+    ):
+        open_source(tmp_path / "again", keep=["n"])
+
+
+def test_a_folder_without_metadata_has_no_file_of_them(tmp_path):
+    stored = convert(Counts([np.eye(3)]), tmp_path / "corpus")
+    assert "metadata" not in stored.manifest
+    assert not (tmp_path / "corpus" / "metadata.jsonl").exists()
+    source = open_source(tmp_path / "corpus")
+    assert (source.has_metadata, list(source.metadata())) == (False, [])
+
+
+def test_damaged_metadata_are_reported(tmp_path):
+    convert(open_source(records(tmp_path), keep=["date"]), tmp_path / "corpus", **ALL)
+    file = tmp_path / "corpus" / "metadata.jsonl"
+    data = file.read_bytes()
+    for damaged, message in (
+        (data.replace(b"2020", b"2\n20"), "damaged"),
+        (data.replace(b"null", b"[1]]"), "damaged"),
+        (data.replace(b'"2021"', b'"2","'), "damaged"),
+        (data.replace(b"[null,null]\n", b"" + b" " * 11 + b"\n"), "damaged"),
+        (data.replace(b'"x1",', b'"x1" '), "damaged"),
+        (data[:-12] + b"\n" * 12, "damaged"),
+    ):
+        file.write_bytes(damaged)
+        if len(damaged) == len(data):
+            with pytest.raises(CorpusError, match=rf"metadata\.jsonl: {message}"):
+                list(open_source(tmp_path / "corpus").metadata())
+            with pytest.raises(CorpusError, match=r"metadata\.jsonl: damaged: expected the checksum"):
+                corpus_folder.open_folder(tmp_path / "corpus", verify=True)
+        else:
+            with pytest.raises(CorpusError, match=r"metadata\.jsonl: damaged: expected \d+ bytes"):
+                open_source(tmp_path / "corpus")
+    file.unlink()
+    with pytest.raises(CorpusError, match=r"metadata\.jsonl: missing"):
+        open_source(tmp_path / "corpus")
+
+
+def test_memory_does_not_grow_with_the_metadata(tmp_path, monkeypatch):
+    monkeypatch.setattr(compressed_files, "CHUNK_BYTES", 1 << 16)
+    path = tmp_path / "long.csv"
+    with path.open("w") as file:
+        file.write("id,note,text\n")
+        file.writelines(f"{d:06d},{'x' * 2_000},moon\n" for d in range(10_000))
+    source = open_source(path, keep=["note"])
+    tracemalloc.start()
+    try:
+        convert(source, tmp_path / "corpus", jobs=1, **ALL)
+        count = sum(1 for _ in open_source(tmp_path / "corpus").metadata())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert count == 10_000
+    assert (tmp_path / "corpus" / "metadata.jsonl").stat().st_size > 20e6
+    assert peak < 8e6
 
 
 def test_an_existing_folder_is_replaced_only_by_a_complete_corpus(tmp_path):
