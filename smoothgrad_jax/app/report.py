@@ -66,9 +66,7 @@ def write_report(
         raise FileNotFoundError(f"{path.parent}: expected a folder to write {path.name} into; create it first")
     if path.is_dir():
         raise IsADirectoryError(f"{path}: expected a file to write, got a folder")
-    content = page_content(
-        model, title=title or "Topics", documents=documents, groups=groups, comparison=comparison
-    )
+    content = page_content(model, title=title or "Topics", documents=documents, groups=groups, comparison=comparison)
     page = _page(content)
     with replacing(path) as temporary:
         temporary.write_bytes(page)

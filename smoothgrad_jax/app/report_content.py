@@ -220,7 +220,7 @@ def _format_value(value: Any) -> str:
     except (TypeError, ValueError):
         array = None
     if array is None:
-        return truncated(str(value), _MAX_TEXT_LENGTH)
+        return truncated(str(value), MAX_TEXT_LENGTH)
     if array.size <= 8:
         return ", ".join(map(_format_number, array.ravel().tolist())) or "none"
     return f"{array.size} numbers, {_format_number(array.min())} to {_format_number(array.max())}"
@@ -303,7 +303,9 @@ def _comparison(model: SavedModel, comparison: Comparison) -> dict[str, Any]:
     both = [dict(_quality(each.quality, each.topic_proportions())) for each in (model, other)]
     scores = [[entry["score"] for entry in each.history if entry.get("score") is not None] for each in (model, other)]
     if all(scores):
-        both = [values | {"held-out score": _format_number(score[-1])} for values, score in zip(both, scores, strict=True)]
+        both = [
+            values | {"held-out score": _format_number(score[-1])} for values, score in zip(both, scores, strict=True)
+        ]
     return {
         "name": truncated(comparison.name, _MAX_WORD_LENGTH),
         "num_common_words": comparison.num_common_words,
@@ -318,7 +320,9 @@ def _comparison(model: SavedModel, comparison: Comparison) -> dict[str, Any]:
                 "npmi": measured[k]["npmi"],
                 "words": [truncated(word, _MAX_WORD_LENGTH) for word, _ in words],
             }
-            for k, (weight, words) in enumerate(zip(_rounded(prevalence), other.top_words(_COMPARED_WORDS), strict=True))
+            for k, (weight, words) in enumerate(
+                zip(_rounded(prevalence), other.top_words(_COMPARED_WORDS), strict=True)
+            )
         ],
     }
 

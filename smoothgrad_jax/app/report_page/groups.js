@@ -2,7 +2,7 @@
 // of the selected topic.
 
 const { groups } = data; // null if the report was written without groups
-const NUM_GROUPS = 12; // of the selected topic; all after a click on “All groups”
+const NUM_GROUPS = groups?.at ? 0 : 15; // rows of the selected topic, where a chart has no numbers; a button shows all
 const NARROW = { width: 180, height: 64, left: 3, right: 177, top: 5, bottom: 61 }; // a chart in the overview
 
 /** Horizontal position of each group, 0 to 1. */
@@ -12,7 +12,7 @@ const positions = groups && groups.values.map((_, g) => {
   return (groups.at[g] - first) / (last - first);
 });
 
-const shareText = ([mean, low, high], g) => `${percent(mean[g])} (${percent(low[g])} to ${percent(high[g])})`;
+const shareText = ([mean, low, high], g) => `${percent(mean[g])} (${percent(low[g])} – ${percent(high[g])})`;
 const groupText = (k, g) =>
   `${groups.values[g]}: ${shareText(groups.topics[k], g)}, ${count(groups.docs[g], "document", "documents")}`;
 
@@ -66,12 +66,13 @@ function showGroups() {
     whisker.style.width = width(Math.min(high[g], end) - low[g]);
     corpus.style.left = width(topics[state.topic].prevalence);
     return make("li", {}, make("span", { className: "value", dir: "auto", textContent: groups.values[g], title: groups.values[g] }), bar,
-      make("span", { className: "numbers", textContent: shareText(groups.topics[state.topic], g) }),
+      make("span", { className: "share numbers", textContent: shareText(groups.topics[state.topic], g) }),
       make("span", { className: "quiet numbers docs", textContent: integer(groups.docs[g]), title: "documents" }));
   });
   byId("group-rows").replaceChildren(...lines);
   byId("all-groups").hidden = mean.length <= NUM_GROUPS;
-  byId("all-groups").textContent = state.allGroups ? `First ${NUM_GROUPS}` : `All ${mean.length}`;
+  byId("all-groups").textContent = state.allGroups ? "Fewer numbers" : `Numbers of all ${mean.length} groups`;
+  byId("all-groups").setAttribute("aria-expanded", state.allGroups);
 }
 
 /** Draw the chart of the selected topic over time, in the width of the panel. */
@@ -82,7 +83,7 @@ function showTimeChart() {
   const end = scaleEnd([state.topic]);
   svg.setAttribute("viewBox", `0 0 ${width} 176`);
   svg.replaceChildren();
-  for (const p of ticks(0, end, 4)) {
+  for (const p of ticks(0, end, 6)) {
     const y = area.bottom - (p / end) * (area.bottom - area.top);
     svg.append(draw("line", { class: "axis", x1: area.left, x2: area.right, y1: y, y2: y }));
     svg.append(draw("text", { x: area.left - 7, y: y + 4, "text-anchor": "end" }, percent(p)));
@@ -95,7 +96,7 @@ function showTimeChart() {
   drawShares(svg, state.topic, area, end);
   const last = groups.values.length - 1;
   const read = (g) => { byId("time-reading").textContent = groupText(state.topic, g); };
-  svg.setAttribute("aria-label", `Prevalence of topic ${state.topic} over time; the rows below contain the numbers`);
+  svg.setAttribute("aria-label", `Prevalence of topic ${state.topic} over time; a button below shows the numbers`);
   svg.onpointermove = (event) => read(groupAt(event, svg, area));
   svg.onpointerleave = () => read(last);
   read(last);
@@ -105,7 +106,7 @@ function showTimeChart() {
 
 const multiples = (groups ? topics : []).map((_, k) => {
   const svg = draw("svg", { viewBox: `0 0 ${NARROW.width} ${NARROW.height}`, "aria-hidden": "true", preserveAspectRatio: "none" });
-  const item = make("li", {}, make("span", { className: "caption" }), make("span", { className: "quiet numbers" }), svg);
+  const item = make("li", {}, make("span", { className: "caption" }), svg, make("span", { className: "quiet numbers" }));
   item.setAttribute("role", "option");
   item.addEventListener("click", () => { select(k); byId("by-group").scrollIntoView({ block: "center" }); });
   svg.addEventListener("pointermove", (event) => {
@@ -118,9 +119,10 @@ function showMultiples() {
   const common = byId("same-scale").checked ? scaleEnd(topics.map((_, k) => k)) : null;
   multiples.forEach((item, k) => {
     const end = common ?? scaleEnd([k]);
-    item.children[1].textContent = `0 to ${percent(end)}`;
-    item.children[2].replaceChildren();
-    drawShares(item.children[2], k, NARROW, end);
+    const [, svg, range] = item.children;
+    range.textContent = `0 to ${percent(end)}`;
+    svg.replaceChildren();
+    drawShares(svg, k, NARROW, end);
   });
 }
 
@@ -145,8 +147,9 @@ if (groups) {
   byId("by-group-title").append("Prevalence by ", field());
   byId("groups-note").append(
     groups.at ? `From ${groups.values[0]} to ${groups.values.at(-1)}: mean and 95 % interval. `
-      : `${groups.values.length} groups, in the order of the names: mean and 95 % interval. `, groups.remark);
-  byId("by-group-note").textContent = `Mean, 95 % interval, documents. Vertical line: the prevalence in the corpus.`;
+      : `${count(groups.values.length, "group", "groups")}, from ${groups.values[0]} on the left to ${groups.values.at(-1)} on the right: mean and 95 % interval. `,
+    groups.remark);
+  byId("by-group-note").textContent = groups.at ? "" : "Mean, 95 % interval, documents. Dashed line: the prevalence in the corpus.";
   byId("same-scale").addEventListener("change", showMultiples);
   byId("all-groups").addEventListener("click", () => { state.allGroups = !state.allGroups; showGroups(); });
   if (groups.at) addEventListener("resize", showTimeChart);

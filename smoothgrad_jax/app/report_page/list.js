@@ -4,7 +4,6 @@
 const byPrevalence = (a, b) => topics[b].prevalence - topics[a].prevalence;
 const numRemarks = (k) => (topics[k].junk ? 1 : 0) + topics[k].duplicates.length;
 const ORDERS = {
-  match: { name: "Match of the search", compare: (a, b) => shareOfWord(b) - shareOfWord(a) || byPrevalence(a, b) },
   prevalence: { name: "Prevalence", compare: byPrevalence },
   number: { name: "Number", compare: (a, b) => a - b },
   ...(scored && {
@@ -15,6 +14,7 @@ const ORDERS = {
   ...(data.comparison && {
     similarity: { name: `Least similar to ${data.comparison.name} first`, compare: (a, b) => data.comparison.similarity[a] - data.comparison.similarity[b] },
   }),
+  match: { name: "Match of the search", compare: (a, b) => shareOfWord(b) - shareOfWord(a) || byPrevalence(a, b) },
 };
 
 const shareOfWord = (k) => (state.word === null ? 0 : (topicsOfWord(state.word).get(k) ?? 0));
@@ -57,6 +57,7 @@ function showList() {
     row.querySelector("i").style.width = `${(100 * weight(k)) / largest}%`;
   }
   byId("topics").classList.toggle("match", match);
+  byId("columns").textContent = `${match ? "of the word" : "prevalence"}\u2002NPMI`;
   byId("topics").replaceChildren(...order.map((k) => rows[k]));
   showGroupOrder();
   showComparison();
@@ -89,4 +90,6 @@ function setSort(sort) {
 
 byId("sort").append(...Object.entries(ORDERS).map(([value, { name }]) => make("option", { value, textContent: name })));
 byId("sort").addEventListener("change", (event) => setSort(event.target.value));
+byId("sort").value = state.sort;
 byId("topics").classList.toggle("scored", scored);
+byId("columns").hidden = !scored;

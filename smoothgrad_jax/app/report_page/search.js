@@ -73,7 +73,7 @@ function showResults(wanted) {
   byId("results").replaceChildren(...buttons.slice(0, MAX_RESULTS).map((button) => make("li", {}, button)));
   if (!wanted || !documents.length) return;
   const more = buttons.length > MAX_RESULTS ? `, the first ${MAX_RESULTS} matches are listed` : "";
-  byId("found").append(`${state.word === null ? "; " : ", "}in ${count(texts.length, "typical document", "typical documents")}${more}`);
+  byId("found").append(`${state.word === null ? "; " : ", "}in ${texts.length ? count(texts.length, "typical document", "typical documents") : "no typical document"}${more}`);
 }
 
 /** Select the first match: the topic of the word, or the first labelled topic or document. */
