@@ -9,6 +9,7 @@ JSON and displayed as text only.
 import base64
 import hashlib
 import html
+import itertools
 import json
 import os
 import re
@@ -20,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from smoothgrad_jax.app.model_comparison import Comparison
-from smoothgrad_jax.app.report_content import MAX_TEXT_LENGTH, Excerpt, page_content, truncated
+from smoothgrad_jax.app.report_content import MAX_TEXT_LENGTH, MAX_WORD_LENGTH, Excerpt, page_content, truncated
 from smoothgrad_jax.app.saved_models import SavedModel
 from smoothgrad_jax.data.durable_files import replacing
 from smoothgrad_jax.models.topic_groups import TopicGroups
@@ -74,41 +75,37 @@ def write_report(
 
 
 def typical_documents(
-    theta: npt.ArrayLike, texts: Iterable[str], *, ids: Sequence[str] | None = None, most: int = 5
+    theta: npt.ArrayLike, texts: Iterable[str], ids: Iterable[str | None] | None = None, *, most: int = 5
 ) -> dict[int, list[Excerpt]]:
     """Return the documents with the largest proportions of each topic, for :func:`write_report`.
 
     Args:
       theta: Topic proportions of the documents [D, K].
       texts: The D documents in the same order; they are read once, one at a time.
-      ids: The names of the D documents, which become the titles; by default "document 0", "document 1", ….
+      ids: Their ids, which become the titles; by default, or for None, a document is named by its number from 0.
       most: Largest number of documents per topic.
 
     Returns:
       Excerpts by topic, largest proportion first, ties in the order of the documents. Empty documents are skipped.
 
     Raises:
-      ValueError: If the number of texts or ids differs from the number of rows of θ.
+      ValueError: If the number of texts or of ids differs from the number of rows of θ.
     """
     theta = np.asarray(theta)
     if theta.ndim != 2:
         raise ValueError(f"theta must have shape documents × topics, got {theta.shape}")
-    if ids is not None and len(ids) != len(theta):
-        raise ValueError(f"expected one id per row of theta: {len(theta)} rows, got {len(ids)} ids")
     # More candidates than needed, because empty documents are skipped.
     order = [largest(column, 2 * most + 10) for column in theta.T]
     candidates, excerpts, number = set(np.concatenate(order).tolist()) if order else set(), {}, 0
-    for number, text in enumerate(texts, start=1):
+    named = zip(texts, itertools.repeat(None) if ids is None else ids, strict=ids is not None)
+    for number, (text, name) in enumerate(named, start=1):
         if number - 1 in candidates and text.strip():
-            excerpts[number - 1] = truncated(text.strip(), MAX_TEXT_LENGTH)
+            title = truncated(name or f"document {number - 1}", MAX_WORD_LENGTH)
+            excerpts[number - 1] = truncated(text.strip(), MAX_TEXT_LENGTH), title
     if number != len(theta):
         raise ValueError(f"expected one text per row of theta: {len(theta)} rows, got {number} texts")
     return {
-        k: [
-            Excerpt(float(theta[d, k]), excerpts[d], f"document {d}" if ids is None else str(ids[d]))
-            for d in rows.tolist()
-            if d in excerpts
-        ][:most]
+        k: [Excerpt(float(theta[d, k]), *excerpts[d]) for d in rows.tolist() if d in excerpts][:most]
         for k, rows in enumerate(order)
     }
 

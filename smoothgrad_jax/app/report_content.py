@@ -30,12 +30,12 @@ from smoothgrad_jax.models.topic_groups import TopicGroups
 from smoothgrad_jax.models.topic_quality import TopicQuality, effective_topics, largest
 
 MAX_TEXT_LENGTH = 1_200  # characters of a typical document
+MAX_WORD_LENGTH = 120  # characters of a word, a title or a name
 _TOP_WORDS = 60  # words per topic and position of the slider
 _POSITIONS = 20  # of the slider: μ = 0, 1/20, …, 1
 _MAX_TOPICS_PER_WORD = 12  # largest entries of p(k|w) that the page contains
 _MIN_TOPIC_PROBABILITY = 0.005  # smallest p(k|w) that the page contains
 _MAX_POINTS = 400  # of the held-out curve
-_MAX_WORD_LENGTH = 120
 _MAX_TEXTS = 1_000_000  # bytes of all typical documents
 _MAX_GROUP_NUMBERS = 30_000  # topics × groups
 _MIN_GROUPS = 12
@@ -87,7 +87,7 @@ def page_content(
         "num_docs": int(model.num_docs),
         "counted": model.word_counts is not None,
         "positions": _POSITIONS,
-        "words": [truncated(names[w], _MAX_WORD_LENGTH) for w in shown.tolist()],
+        "words": [truncated(names[w], MAX_WORD_LENGTH) for w in shown.tolist()],
         "counts": _rounded(counts[shown]),
         "marginal": _rounded(marginal[shown]),
         "word_topics": _word_topics(lam, prevalence / sums, marginal, shown),
@@ -242,7 +242,7 @@ def _excerpts(documents: Mapping[int, Sequence], num_topics: int) -> dict[str, l
         for proportion, text, title in (Excerpt(*entry) for entry in entries):
             if not 0 <= proportion <= 1:
                 raise ValueError(f"documents of topic {k}: expected a proportion between 0 and 1, got {proportion}")
-            title, text = truncated(str(title), _MAX_WORD_LENGTH), truncated(str(text), MAX_TEXT_LENGTH)
+            title, text = truncated(str(title), MAX_WORD_LENGTH), truncated(str(text), MAX_TEXT_LENGTH)
             parts.append([*_rounded([proportion]), title, text])
     _shorten([part for parts in excerpts.values() for part in parts])
     return excerpts
@@ -278,8 +278,8 @@ def _groups(groups: TopicGroups, num_topics: int) -> dict[str, Any]:
     ]
     values = [str(groups.values[g]) for g in shown.tolist()]
     return {
-        "field": truncated(str(groups.field), _MAX_WORD_LENGTH),
-        "values": [truncated(value, _MAX_WORD_LENGTH) for value in values],
+        "field": truncated(str(groups.field), MAX_WORD_LENGTH),
+        "values": [truncated(value, MAX_WORD_LENGTH) for value in values],
         "docs": np.asarray(groups.num_docs)[shown].tolist(),
         "at": _times(values),
         "remark": " ".join(filter(None, remarks)),
@@ -307,7 +307,7 @@ def _comparison(model: SavedModel, comparison: Comparison) -> dict[str, Any]:
             values | {"held-out score": _format_number(score[-1])} for values, score in zip(both, scores, strict=True)
         ]
     return {
-        "name": truncated(comparison.name, _MAX_WORD_LENGTH),
+        "name": truncated(comparison.name, MAX_WORD_LENGTH),
         "num_common_words": comparison.num_common_words,
         "partner": match.partner.tolist(),
         "similarity": _rounded(match.similarity),
@@ -318,7 +318,7 @@ def _comparison(model: SavedModel, comparison: Comparison) -> dict[str, Any]:
                 "label": labels.get(k),
                 "prevalence": weight,
                 "npmi": measured[k]["npmi"],
-                "words": [truncated(word, _MAX_WORD_LENGTH) for word, _ in words],
+                "words": [truncated(word, MAX_WORD_LENGTH) for word, _ in words],
             }
             for k, (weight, words) in enumerate(
                 zip(_rounded(prevalence), other.top_words(_COMPARED_WORDS), strict=True)
