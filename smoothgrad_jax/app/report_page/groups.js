@@ -136,10 +136,6 @@ function showGroupOrder() {
   byId("multiples").replaceChildren(...order.map((k) => multiples[k]).filter((item) => item));
 }
 
-function showGroupSelection() {
-  setTabStop(multiples, state.topic);
-}
-
 if (groups) {
   const field = () => isolated(groups.field);
   byId("groups").hidden = byId("by-group").hidden = false;

@@ -65,8 +65,7 @@ function showList() {
 }
 
 function showSelection() {
-  setTabStop(rows, state.topic);
-  showGroupSelection();
+  for (const items of [rows, multiples, pairs]) setTabStop(items, state.topic);
   const position = order.indexOf(state.topic);
   byId("previous").disabled = position === 0;
   byId("next").disabled = position === K - 1;
