@@ -301,10 +301,11 @@ def _comparison(model: SavedModel, comparison: Comparison) -> dict[str, Any]:
     prevalence = other.topic_proportions()
     measured, labels = _coherence(other.quality, len(prevalence)), other.labels or {}
     both = [dict(_quality(each.quality, each.topic_proportions())) for each in (model, other)]
-    scores = [[entry["score"] for entry in each.history if entry.get("score") is not None] for each in (model, other)]
-    if all(scores):
+    curves = [_curve(each.history) for each in (model, other)]
+    if all(curves):
         both = [
-            values | {"held-out score": _format_number(score[-1])} for values, score in zip(both, scores, strict=True)
+            values | {"held-out score": f"{curve[-1][1]:.3f}".replace("-", "−")}
+            for values, curve in zip(both, curves, strict=True)
         ]
     return {
         "name": truncated(comparison.name, MAX_WORD_LENGTH),

@@ -142,6 +142,13 @@ def test_labels_from_a_file_stay_in_the_model(model, texts, folder, capsys):
     # The topics of a resumed run continue from those of the model, and keep the labels.
     assert main(["fit", str(texts), "--out", str(named), "--resume", "--passes", "7"]) == 0
     assert load_model(named).labels == {1: "seafaring", 2: "sky"}
+    # A damaged model does not stop the run.
+    description = (named / "model.json").read_bytes()
+    (named / "model.json").write_bytes(description[:-9])
+    assert main(["fit", str(texts), "--out", str(named), "--resume", "--passes", "7"]) == 0
+    assert "labels of its topics are lost" in capsys.readouterr().err
+    assert load_model(named).labels is None
+    (named / "model.json").write_bytes(description)
     # A wrong file changes nothing, and a second file replaces the labels.
     path.write_text("0\tcooking\n3\tsky\n")
     capsys.readouterr()

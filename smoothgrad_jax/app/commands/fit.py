@@ -17,6 +17,7 @@ from smoothgrad_jax.app.commands.output import (
     size_of,
 )
 from smoothgrad_jax.app.commands.training import new_run, saved_model, train
+from smoothgrad_jax.data.durable_files import LoadError
 from smoothgrad_jax.data.errors import plural
 from smoothgrad_jax.training.checkpoints import Checkpoint, Checkpoints
 from smoothgrad_jax.training.settings import Settings
@@ -40,6 +41,7 @@ def run(args: Namespace) -> int:
     if last:
         runs.check_resumable(last, settings, metadata)
     training = new_run(stored, settings, metadata, last)
+    labels = _earlier_labels(out) if last else None
     log(f"{size_of(stored)}; {settings.topics} topics, window {settings.window}")
     if args.overwrite:
         checkpoints.clear()
@@ -47,7 +49,7 @@ def run(args: Namespace) -> int:
     if last and training.step >= training.steps:
         log(f"{out}: the run is complete after {plural(training.steps, 'step')}; give more --passes to continue")
     code = train(training, args.json, checkpoints)
-    model = saved_model(training, stored)._replace(labels=_earlier_labels(out) if last else None)
+    model = saved_model(training, stored)._replace(labels=labels)
     saved_models.save_model(out, model)
     if args.json:
         latest = training.history[-1] if training.history else {}
@@ -66,8 +68,14 @@ def run(args: Namespace) -> int:
 
 
 def _earlier_labels(out: Path) -> dict[int, str] | None:
-    """Return the labels of the model that a resumed run replaces; None without a model."""
-    return saved_models.load_model(out).labels if (out / "model.json").exists() else None
+    """Return the labels of the model that a resumed run replaces; None without a model, or if it is damaged."""
+    if not (out / "model.json").exists():
+        return None
+    try:
+        return saved_models.load_model(out).labels
+    except LoadError as error:
+        log(f"{error}; labels of its topics are lost")
+        return None
 
 
 def _last_checkpoint(out: Path, checkpoints: Checkpoints, args: Namespace) -> Checkpoint | None:

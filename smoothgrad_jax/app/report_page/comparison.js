@@ -70,7 +70,8 @@ if (comparison) {
   byId("comparison-note").textContent =
     `Topics are matched one to one, so that the sum of their similarities is largest. Similarity: cosine of the word ` +
     `probabilities over the ${count(comparison.num_common_words, "word", "words")} that both models have; mean ` +
-    `${comparison.mean.toFixed(2)}. Bold words are among the first ${PAIR_WORDS} of both topics.`;
+    `${comparison.mean.toFixed(2)}. Bold words are among the first ${PAIR_WORDS} of both topics. ` +
+    "Held-out scores can be compared if both models have the same words and held-out documents.";
   for (const line of [["", "here", comparison.name], ...comparison.quality]) {
     byId("both").append(make("tr", {}, ...line.map((text, i) => make(i ? "td" : "th", { textContent: text }))));
   }
