@@ -323,11 +323,13 @@ def test_typical_documents_have_the_largest_proportions():
     for k, excerpts in found.items():
         best = sorted((d for d in range(100) if d not in empty), key=lambda d: (-theta[d, k], d))[:6]
         assert excerpts == [Excerpt(float(theta[d, k]), f"text {d}", f"document {d}") for d in best]
-    names = [None if d % 2 else f"id {d}" for d in range(100)]
-    named = typical_documents(theta, iter(texts), names, most=6)
-    titles = {k: [each.title.replace("document", "id") for each in excerpts] for k, excerpts in found.items()}
-    assert {k: [each.title.replace("document", "id") for each in excerpts] for k, excerpts in named.items()} == titles
-    assert {each.title[:2] for excerpts in named.values() for each in excerpts} == {"id", "do"}
+    names = [f"doi/{d}" if d % 2 else None for d in range(100)]
+    for k, excerpts in typical_documents(theta, texts, iter(names), most=6).items():
+        wanted = [(each.proportion, each.text, each.text.replace("text ", "")) for each in found[k]]
+        wanted = [(p, text, f"doi/{d}" if int(d) % 2 else f"document {d}") for p, text, d in wanted]
+        assert excerpts == [Excerpt(*each) for each in wanted]
+    with pytest.raises(ValueError, match="shorter"):
+        typical_documents(theta, texts, names[:-1])
     for wrong in (texts[:-1], [*texts, "more"]):
         with pytest.raises(ValueError, match=f"one text per row of theta: 100 rows, got {len(wrong)}"):
             typical_documents(theta, wrong)

@@ -15,7 +15,7 @@ from smoothgrad_jax.app.commands import tables
 from smoothgrad_jax.app.commands.output import CommandError, log, log_dropped, log_empty, reading_progress
 from smoothgrad_jax.app.saved_models import SavedModel
 from smoothgrad_jax.core.errors import OptionError
-from smoothgrad_jax.data import corpus_folder, sources
+from smoothgrad_jax.data import corpus_folder, sources, text
 from smoothgrad_jax.data.corpus import Corpus
 from smoothgrad_jax.data.corpus_folder import CountedCorpus
 from smoothgrad_jax.data.documents import Document, Metadata, Value
@@ -154,6 +154,15 @@ def title_of(number: int, metadata: Metadata) -> str:
     return " · ".join([metadata.id or f"document {number}", *values])
 
 
+def token_options(model: SavedModel) -> text.TokenOptions:
+    """Return the options by which a model splits text into words."""
+    tokens: text.TokenOptions | None = model.settings.get("tokens")
+    if tokens is None:
+        log("the model does not store how text is split into words; splitting as fit does by default")
+        return {}
+    return tokens
+
+
 def open_for_model(args: Namespace, model: SavedModel, columns: Collection[str] = ()) -> ModelInputs:
     """Open the documents on the command line for a model; report words outside its vocabulary.
 
@@ -169,10 +178,7 @@ def open_for_model(args: Namespace, model: SavedModel, columns: Collection[str] 
     if source.is_text:
         if vocabulary is None:
             raise CommandError("the model has no vocabulary: it can be applied to counts, not to text")
-        tokens = model.settings.get("tokens")
-        if tokens is None:
-            log("the model does not store how text is split into words; splitting as fit does by default")
-        counted = corpus_folder.read(source, vocabulary=vocabulary, **(tokens or {}))
+        counted = corpus_folder.read(source, vocabulary=vocabulary, **token_options(model))
         log_dropped(counted)
     elif vocabulary is not None and source.vocabulary not in (None, vocabulary):
         counted = corpus_folder.read(source, vocabulary=vocabulary)
