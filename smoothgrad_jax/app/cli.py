@@ -193,13 +193,14 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
     _add_metadata(_add_inputs(parser, optional=True))
     parser.add_argument("--out", metavar="FILE", help="the HTML file (MODEL/report.html)")
     parser.add_argument("--title", help="title of the page")
+    _add_groups(parser)
+    parser.add_argument("--compare", metavar="OTHER", help="another model, shown side by side with matched topics")
 
 
 def _groups_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL")
     _add_inputs(parser)
-    parser.add_argument("--by", required=True, metavar="NAME", help="field or column with the groups, or with dates")
-    parser.add_argument("--period", choices=("year", "month"), help="group dates (2020-01-31, 2020-01, 2020)")
+    _add_groups(parser, required=True)
     parser.add_argument("--top", type=_positive, default=5, metavar="N", help="number of topics to print (%(default)s)")
     parser.add_argument("--out", metavar="FILE", help=f"{_TABLES} with one row per group and topic")
     _add_json(parser)
@@ -292,6 +293,11 @@ def _add_metadata(reading: argparse._ArgumentGroup) -> None:
     reading.add_argument(
         "--keep", type=_names, default=(), metavar="NAME,NAME,…", help="fields or columns to keep beside the ids"
     )
+
+
+def _add_groups(parser: argparse.ArgumentParser, required: bool = False) -> None:
+    parser.add_argument("--by", required=required, metavar="NAME", help="field or column with the groups, or the dates")
+    parser.add_argument("--period", choices=("year", "month"), help="group dates (2020-01-31, 2020-01, 2020)")
 
 
 def _add_words(parser: argparse.ArgumentParser) -> None:

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -201,6 +202,39 @@ def test_report(model, texts, folder, capsys):
     assert any(line in content for line in first)  # a typical document
 
 
+def test_a_report_has_groups_ids_and_another_model(model, texts, folder, capsys):
+    lines = texts.read_text().splitlines()
+    records = [
+        {"key": f"d{i}", "text": line, "date": f"{2001 + i % 3}-05-0{1 + i % 9}"} for i, line in enumerate(lines)
+    ]
+    records.append({"key": "last", "text": "anchor"})
+    path, out = folder / "dated.jsonl", folder / "dated.html"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    other = folder / "other model"
+    save_model(other, load_model(model)._replace(labels={1: "first"}))
+    by_year = ["--by", "date", "--period", "year", "--out", str(out), "--compare", str(other)]
+    assert main(["report", str(model), str(path), "--field", "text", "--id", "key", *by_year]) == 0
+    text, log = out.read_text(), capsys.readouterr().err
+    assert "left out: 1 document without a value of date" in log
+    data = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])
+    assert (data["groups"]["field"], data["groups"]["values"]) == ("date", ["2001", "2002", "2003"])
+    assert data["groups"]["docs"] == [100, 100, 100]
+    # A line has the words of one topic, and the topics follow each other as the years do.
+    means = np.array(data["groups"]["topics"])[:, 0]
+    assert sorted(means.argmax(1)) == [0, 1, 2]
+    assert means.max(1).min() > 0.9
+    titles = [title for each in data["documents"].values() for _, title, _ in each]
+    assert all(re.fullmatch(r"d\d+ · 200[123]-05-0\d", title) for title in titles)
+    assert (data["comparison"]["name"], data["comparison"]["partner"]) == ("other model", [0, 1, 2])
+    assert data["comparison"]["topics"][1]["label"] == "first"
+    # A converted corpus has the same metadata.
+    assert main(["convert", str(path), str(folder / "dated"), "--field", "text", "--id", "key", "--keep", "date"]) == 0
+    again = folder / "again.html"
+    assert main(["report", str(model), str(folder / "dated"), *by_year, "--out", str(again)]) == 0
+    stored = json.loads(re.search(r'id="data">(.*?)</script>', again.read_text())[1])
+    assert stored["groups"] == data["groups"]
+
+
 def test_sweep(texts, folder, capsys):
     out = folder / "sweep"
     arguments = ["sweep", str(texts), "--out", str(out), "--windows", "1,inf", *COMMON]
@@ -336,6 +370,9 @@ def test_every_command_has_help(capsys):
         ),
         (["report", "model", "texts.txt", "--out", "nowhere/report.html"], "nowhere"),
         (["report", "model", "--field", "body"], "--field has no effect without documents to read"),
+        (["report", "model", "--by", "date"], "--by has no effect without documents to read"),
+        (["report", "model", "texts.txt", "--period", "year"], "--period has no effect without --by"),
+        (["report", "model", "--compare", "missing"], "missing: expected the folder of a model, which does not exist"),
         (["topics", "model", "--all", "--json"], "--all has no effect with --json"),
         (["sweep", "missing", "--out", "texts.txt"], "texts.txt: expected a folder or a new name, got a file"),
         (["sweep", "missing", "--out", "texts.txt/new"], "texts.txt/new: expected a folder or a new name, got a file"),
