@@ -44,9 +44,8 @@ const pairs = (comparison ? topics : []).map((_, k) => {
   return item;
 });
 
-/** Show all pairs side by side, in the order of the list. */
-function showComparison() {
-  if (!comparison) return;
+/** Show the names and words of all pairs side by side. */
+function showPairs() {
   for (const [k, item] of pairs.entries()) {
     const j = comparison.partner[k];
     const own = topWords(k, PAIR_WORDS);
@@ -61,7 +60,10 @@ function showComparison() {
         make("b", { className: "label", dir: "auto", textContent: otherName(j) }), make("span", {}, ...comparedWords(others, own))])),
     );
   }
-  byId("pairs").replaceChildren(...order.map((k) => pairs[k]));
+}
+
+function showPairOrder() {
+  byId("pairs").replaceChildren(...order.map((k) => pairs[k]).filter((item) => item));
 }
 
 if (comparison) {

@@ -25,7 +25,7 @@ function showLabels() {
   showLabelField();
   showMap();
   showGroupNames();
-  showComparison();
+  showPairs();
 }
 
 function showLabelField() {

@@ -60,7 +60,7 @@ function showList() {
   byId("columns").textContent = `${match ? "of the word" : "prevalence"}\u2002NPMI`;
   byId("topics").replaceChildren(...order.map((k) => rows[k]));
   showGroupOrder();
-  showComparison();
+  showPairOrder();
   showSelection();
 }
 
