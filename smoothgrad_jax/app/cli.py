@@ -239,7 +239,7 @@ COMMANDS = {
     "topics": Command("print the topics of a model, and label them", _topics_options),
     "transform": Command("infer topic proportions of documents", _transform_options),
     "groups": Command("compute the prevalence of topics per group of documents, or over time", _groups_options),
-    "similar": Command("find documents with similar topic proportions", _similar_options),
+    "similar": Command("find documents with similar topic proportions (Hellinger distance)", _similar_options),
     "score": Command("compute the predictive log-probability of documents", _score_options),
     "sweep": Command("compare the held-out curves of several windows", _sweep_options),
     "report": Command("write one HTML file with the topics of a model", _report_options),

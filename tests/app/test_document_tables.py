@@ -213,6 +213,18 @@ def test_groups_are_printed_and_written_as_json_lines(model, papers, capsys):
     assert list(sums.values()) == pytest.approx([1] * len(sums))
 
 
+def test_characters_that_command_a_terminal_are_shown_as_escapes(model, folder, capsys):
+    path = folder / "escapes.jsonl"
+    records = [{"id": f"a\x1b[2J{d}", "group": "g\x1b]0;title", "text": f"sail \x1b[31m {d}"} for d in range(3)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert main(["similar", model, str(path), "--row", "0"]) == 0
+    assert main(["groups", model, str(path), "--by", "group"]) == 0
+    out, err = capsys.readouterr()
+    assert "\x1b" not in out + err
+    assert "a\\x1b[2J1" in out
+    assert "g\\x1b]0;title" in out
+
+
 def test_years_are_in_the_order_of_time_without_a_period(model, folder, capsys):
     path = folder / "years.csv"
     path.write_text("year,text\n2021.0,sail\n2021.0,anchor\n2020,dough\n2019,comet\n,comet\n")
@@ -238,7 +250,9 @@ def test_similar_documents_have_the_smallest_hellinger_distance(model, papers, w
         assert all(each["fields"] == {"journal": records[each["document"]]["journal"]} for each in found)
         assert all(each["text"] == records[each["document"]]["text"] for each in found)
     assert main(["similar", model, str(path), "--text", "Butter, dough and butter", "--top", "1"]) == 0
-    value, title, *words = capsys.readouterr().out.split()
+    head, line = capsys.readouterr().out.splitlines()
+    assert head.split() == ["similarity", "document"]
+    value, title, *words = line.split()
     assert float(value) > 0.8
     assert title.startswith("p/")
     assert {"butter", "dough"} & set(words)
@@ -250,7 +264,7 @@ def test_a_document_of_a_corpus_folder_is_shown_by_its_words(model, papers, fold
     assert main(["convert", str(path), str(folder / "dated corpus"), *arguments]) == 0
     capsys.readouterr()
     assert main(["similar", model, str(folder / "dated corpus"), "--to", "p/0", "--top", "60"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.splitlines()[1:]
     assert len(lines) == 57  # the document itself and two empty ones are left out
     named = next(line for line in lines if "document 9" in line)  # it has neither id nor date
     assert set(named.split()[3:]) <= set(WORDS)
@@ -378,3 +392,26 @@ def test_a_table_can_be_piped(model, papers):
     command = [sys.executable, "-m", "smoothgrad_jax", "transform", model, str(papers[0])]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert len(done.stdout.splitlines()) == 61
+
+
+def test_a_single_document_has_no_similar_ones(model, folder, capsys):
+    path = folder / "one.csv"
+    path.write_text("id,text\na,sail\n")
+    assert main(["similar", model, str(path), "--to", "a"]) == 0
+    assert capsys.readouterr().out == "similarity  document\n"
+
+
+def test_a_file_that_loses_documents_while_it_is_read_is_an_error(model, folder, capsys, monkeypatch):
+    path = folder / "shrinks.csv"
+    path.write_text("id,text\na,sail\nb,dough\n")
+
+    def read(*args, **options):
+        counted = corpus_folder_read(*args, **options)
+        path.write_text("id,text\na,sail\n")
+        return counted
+
+    corpus_folder_read = corpus_folder.read
+    monkeypatch.setattr(corpus_folder, "read", read)
+    assert main(["transform", model, str(path), "--out", str(folder / "shrinks.tsv")]) == 1
+    assert "shrinks.csv: has fewer documents than before; was it changed?" in capsys.readouterr().err
+    assert not (folder / "shrinks.tsv").exists()

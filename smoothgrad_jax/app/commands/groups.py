@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from smoothgrad_jax.app import saved_models
 from smoothgrad_jax.app.commands.inputs import ModelInputs, open_for_model
-from smoothgrad_jax.app.commands.output import CommandError, log
+from smoothgrad_jax.app.commands.output import CommandError, log, printable
 from smoothgrad_jax.app.commands.tables import check_output, table_writer
 from smoothgrad_jax.app.saved_models import SavedModel
 from smoothgrad_jax.core.errors import OptionError
@@ -76,22 +76,22 @@ def _group_of(args: Namespace, metadata: Metadata) -> str | None:
 def _check_groups(args: Namespace, documents: ModelInputs) -> bool:
     """Check the groups before anything is computed, and return whether they are dates."""
     sizes: Counter[str] = Counter()
-    undated = Counter[str]()
+    num_undated, example = 0, ""
     for metadata in documents.metadata():
         name = _group_of(args, metadata)
         if name is not None:
             sizes[name] += 1
         elif metadata.fields[0] not in (None, ""):
-            undated[excerpt(metadata.fields[0])] += 1
+            num_undated, example = num_undated + 1, example or excerpt(metadata.fields[0])
         if len(sizes) > MAX_GROUPS:
             remedy = "" if args.period else "; for dates pass --period year or month"
             raise CommandError(f"--by {args.by}: has more than {MAX_GROUPS:,} different values{remedy}")
     if not sizes:
-        got = f"got {next(iter(undated))}" if undated else "every value is missing"
+        got = f"got {example}" if num_undated else "every value is missing"
         raise CommandError(f"--by {args.by}: expected {args.period or 'group'}s, {got}")
-    if undated:
-        no_date = f"{plural(undated.total(), 'document')} whose {args.by} has no {args.period}"
-        log(f"{no_date}, for example {next(iter(undated))}; dates are 2020-01-31, 2020-01 or 2020")
+    if num_undated:
+        undated = f"{plural(num_undated, 'document')} whose {args.by} has no {args.period}"
+        log(f"{undated}, for example {example}; dates are 2020-01-31, 2020-01 or 2020")
     return all(period_of(name, "year") for name in sizes)
 
 
@@ -114,13 +114,14 @@ def _print(groups: TopicGroups, model: SavedModel, top: int) -> None:
     shown = np.argsort(-mean, kind="stable")[:top].tolist()
     words = model.top_words(_WORDS_SHOWN)
     for k in shown:
-        print(f"topic {k}: {' '.join(word for word, _ in words[k])}")
+        print(printable(f"topic {k}: {' '.join(word for word, _ in words[k])}"))
     if len(shown) < len(mean):
         print(f"… and {plural(len(mean) - len(shown), 'smaller topic')}; --top {len(mean)} prints all of them")
     print("\nprevalence in % with 95 % intervals")
-    width = max(len(name) for name in [groups.field, *groups.values])
-    print(f"{groups.field:<{width}}  documents" + "".join(f"{f'topic {k}':>13}" for k in shown))
+    field, *names = map(printable, [groups.field, *groups.values])
+    width = max(map(len, [field, *names]))
+    print(f"{field:<{width}}  documents" + "".join(f"{f'topic {k}':>13}" for k in shown))
     half = np.maximum(groups.high - groups.prevalence, groups.prevalence - groups.low)
-    for g, name in enumerate(groups.values):
+    for g, name in enumerate(names):
         cells = (f"{100 * groups.prevalence[g, k]:.1f} ±{100 * half[g, k]:.1f}" for k in shown)
         print(f"{name:<{width}}  {groups.num_docs[g]:9,}" + "".join(f"{cell:>13}" for cell in cells))

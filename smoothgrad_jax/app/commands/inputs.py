@@ -134,7 +134,10 @@ class ModelInputs(NamedTuple):
         """
         metadata, first = self.metadata(), 0
         for part in self.corpus.parts():
-            ids, fields = zip(*itertools.islice(metadata, part.num_docs), strict=True)
+            rows = list(itertools.islice(metadata, part.num_docs))
+            if len(rows) < part.num_docs:  # the files are read once for the counts and once for the metadata
+                raise CommandError(f"{self.source.paths[0]}: has fewer documents than before; was it changed?")
+            ids, fields = zip(*rows, strict=True)
             columns: dict[str, Sequence[Value] | npt.NDArray] = {"document": np.arange(first, first + part.num_docs)}
             if self.source.id is not None:
                 columns["id"] = ids

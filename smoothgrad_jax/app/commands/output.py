@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -21,14 +22,21 @@ from smoothgrad_jax.models.topic_quality import effective_topics
 INTERRUPTED = 130  # exit code
 _FEW_WORDS = 0.05  # a topic with less than this fraction of the mean prevalence holds few words
 
+_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # also reverses the direction
+
 
 class CommandError(Exception):
     """An error that the user sees as one line."""
 
 
+def printable(text: str) -> str:
+    """Return text from a file without characters that command a terminal; they are shown as escapes, like ``\\x1b``."""
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
 def log(line: str) -> None:
     """Print a message to standard error."""
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 def emit(record: dict[str, Any]) -> None:

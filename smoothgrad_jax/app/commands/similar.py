@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from smoothgrad_jax.app import saved_models
 from smoothgrad_jax.app.commands.inputs import ModelInputs, open_for_model, title_of, token_options
-from smoothgrad_jax.app.commands.output import CommandError, emit
+from smoothgrad_jax.app.commands.output import CommandError, emit, printable
 from smoothgrad_jax.app.saved_models import SavedModel
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.data import text
@@ -35,10 +35,12 @@ def run(args: Namespace) -> int:
     if not query.lengths().any():
         raise CommandError("the document or text has no word that is in the vocabulary of the model")
     found = nearest(_proportions(documents, model, row), model.transform(query)[0], args.top)
-    excerpts = {}
-    for number, (words, metadata) in enumerate(itertools.islice(documents.documents(), max(found.documents) + 1)):
-        if number in found.documents:
+    wanted, excerpts = set(found.documents.tolist()), {}
+    for number, (words, metadata) in enumerate(itertools.islice(documents.documents(), max(wanted, default=-1) + 1)):
+        if number in wanted:
             excerpts[number] = metadata, " ".join(words.split())
+    if not args.json:
+        print("similarity  document")
     for number, value in zip(found.documents.tolist(), found.similarity.tolist(), strict=True):
         metadata, words = excerpts[number]
         if args.json:
@@ -46,7 +48,7 @@ def run(args: Namespace) -> int:
             emit({"document": number, "id": metadata.id, "similarity": value, "fields": fields, "text": words})
         else:
             short = words if len(words) <= _EXCERPT else f"{words[:_EXCERPT]}…"
-            print(f"{value:.3f}  {title_of(number, metadata)}  {short}")
+            print(printable(f"{value:10.3f}  {title_of(number, metadata)}  {short}"))
     return 0
 
 
