@@ -88,10 +88,12 @@ function showTimeChart() {
     svg.append(draw("line", { class: "axis", x1: area.left, x2: area.right, y1: y, y2: y }));
     svg.append(draw("text", { x: area.left - 7, y: y + 4, "text-anchor": "end" }, percent(p)));
   }
-  const step = Math.ceil(groups.values.length / Math.floor((area.right - area.left) / 64));
+  let free = -Infinity; // where the next label does not overlap the last one
   groups.values.forEach((value, g) => {
     const x = area.left + positions[g] * (area.right - area.left);
-    if (g % step === 0) svg.append(draw("text", { x, y: area.bottom + 18, "text-anchor": "middle" }, value));
+    if (x < free) return;
+    svg.append(draw("text", { x, y: area.bottom + 18, "text-anchor": "middle" }, value));
+    free = x + 64;
   });
   drawShares(svg, state.topic, area, end);
   const last = groups.values.length - 1;
