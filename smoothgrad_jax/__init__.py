@@ -10,7 +10,9 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "app.estimator": ("SmoothedLDA",),
-    "app.report": ("Excerpt", "typical_documents", "write_report"),
+    "app.model_comparison": ("Comparison", "compare_models"),
+    "app.report": ("typical_documents", "write_report"),
+    "app.report_content": ("Excerpt",),
     "app.saved_models": ("SavedModel", "load_model", "save_model"),
     "core.adaptive": ("Adaptive",),
     "core.diagnostics": ("averaged_step", "bias_variance", "count_negative"),

@@ -1,8 +1,10 @@
 # The names that __init__.py imports on first use, for editors and type checkers.
 from smoothgrad_jax.app.estimator import SmoothedLDA as SmoothedLDA
-from smoothgrad_jax.app.report import Excerpt as Excerpt
+from smoothgrad_jax.app.model_comparison import Comparison as Comparison
+from smoothgrad_jax.app.model_comparison import compare_models as compare_models
 from smoothgrad_jax.app.report import typical_documents as typical_documents
 from smoothgrad_jax.app.report import write_report as write_report
+from smoothgrad_jax.app.report_content import Excerpt as Excerpt
 from smoothgrad_jax.app.saved_models import SavedModel as SavedModel
 from smoothgrad_jax.app.saved_models import load_model as load_model
 from smoothgrad_jax.app.saved_models import save_model as save_model

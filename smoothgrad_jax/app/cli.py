@@ -163,6 +163,12 @@ def _topics_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("--all", action="store_true", help="print nearly empty topics too")
     parser.add_argument("--words", type=_positive, default=10, metavar="N", help="words per topic (%(default)s)")
+    parser.add_argument(
+        "--labels",
+        metavar="FILE",
+        help="store the labels of a file in the model: lines of topic number, tab and label, or JSON; the report "
+        "writes such a file",
+    )
     _add_json(parser)
 
 
@@ -212,13 +218,14 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
     _add_metadata(_add_inputs(parser, optional=True))
     parser.add_argument("--out", metavar="FILE", help="the HTML file (MODEL/report.html)")
     parser.add_argument("--title", help="title of the page")
+    _add_groups(parser)
+    parser.add_argument("--compare", metavar="OTHER", help="another model, shown side by side with matched topics")
 
 
 def _groups_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL")
     _add_inputs(parser)
-    parser.add_argument("--by", required=True, metavar="NAME", help="field or column with the groups, or with dates")
-    parser.add_argument("--period", choices=("year", "month"), help="group dates (2020-01-31, 2020-01, 2020)")
+    _add_groups(parser, required=True)
     parser.add_argument("--top", type=_positive, metavar="N", help="number of topics to print, largest first (5)")
     parser.add_argument("--out", metavar="FILE", help=f"{_TABLES} with one row per group and topic")
     _add_json(parser)
@@ -254,7 +261,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "demo": Command("learn topics of Python's docstrings (no download)", _demo_options),
     "fit": Command("learn topics and save a model", _fit_options),
-    "topics": Command("print the topics of a model", _topics_options),
+    "topics": Command("print the topics of a model, and label them", _topics_options),
     "transform": Command("infer topic proportions of documents", _transform_options),
     "groups": Command("compute the prevalence of topics per group of documents, or over time", _groups_options),
     "similar": Command("find documents with similar topic proportions (Hellinger distance)", _similar_options),
@@ -311,6 +318,11 @@ def _add_metadata(reading: argparse._ArgumentGroup) -> None:
     reading.add_argument(
         "--keep", type=_names, default=(), metavar="NAME,NAME,…", help="fields or columns to keep beside the ids"
     )
+
+
+def _add_groups(parser: argparse.ArgumentParser, required: bool = False) -> None:
+    parser.add_argument("--by", required=required, metavar="NAME", help="field or column with the groups, or the dates")
+    parser.add_argument("--period", choices=("year", "month"), help="group dates (2020-01-31, 2020-01, 2020)")
 
 
 def _add_words(parser: argparse.ArgumentParser) -> None:

@@ -19,7 +19,7 @@ import numbers
 import os
 import warnings
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeAlias
@@ -31,6 +31,7 @@ import scipy.sparse
 from smoothgrad_jax.app import progress, runs, saved_models
 from smoothgrad_jax.app.program_cache import stored_programs
 from smoothgrad_jax.app.runs import Run
+from smoothgrad_jax.app.topic_labels import checked_labels
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.row_sparse.state import RowSparseState
 from smoothgrad_jax.core.types import ArrayLike, PRNGKey
@@ -414,7 +415,12 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         counts = self._validated(X, reset=False)
         return topic_quality(self._lam(), counts, prevalence=self._prevalence())
 
-    def to_model(self, vocabulary: Sequence[str] | None = None, X: Counts | None = None) -> saved_models.SavedModel:
+    def to_model(
+        self,
+        vocabulary: Sequence[str] | None = None,
+        X: Counts | None = None,
+        labels: Mapping[int, str] | None = None,
+    ) -> saved_models.SavedModel:
         """Return the topics as a :class:`smoothgrad_jax.SavedModel`, which can be saved and reported.
 
         Parameters
@@ -423,6 +429,8 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             The words; by default the names of the features, if X has them.
         X : array or sparse matrix of shape (n_samples, n_features) or None, default=None
             Documents whose word counts, and the quality of the topics on them, are stored with the model.
+        labels : dict or None, default=None
+            Names of topics by topic number, for some or all topics.
         """
         check_is_fitted(self, "components_")
         if vocabulary is None:
@@ -441,6 +449,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             prevalence=self._prevalence(),
             word_counts=None if X is None else Corpus.of(self._validated(X, reset=False)).word_counts(),
             quality=None if X is None else self.topic_quality(X),
+            labels=None if labels is None else checked_labels(labels, self.components_.shape[0]),
         )
 
     def to_pyldavis(self, X: Counts, vocabulary: Sequence[str] | None = None, **options: Any) -> object:

@@ -4,8 +4,8 @@ A model is a folder:
 
 | file                            | content                                                                           |
 |---------------------------------|-----------------------------------------------------------------------------------|
-| ``model.json``                  | format, version, kind of model, D, settings, history, quality of the topics       |
-|                                 | (optional); size and checksum of every other file                                 |
+| ``model.json``                  | format, version, kind of model, D, settings, history, quality and labels of the   |
+|                                 | topics (both optional); size and checksum of every other file                     |
 | ``lam.npy``                     | λ [V, K], float32 or float64                                                      |
 | ``alpha.npy``, ``eta.npy``      | priors: α of shape () or [K], η of any shape that broadcasts to λ                 |
 | ``prevalence.npy`` (optional)   | expected fraction of the corpus per topic [K]                                     |
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from smoothgrad_jax.app.topic_labels import checked_labels
 from smoothgrad_jax.data import durable_files
 from smoothgrad_jax.data.durable_files import LoadError
 
@@ -57,6 +58,8 @@ class SavedModel(NamedTuple):
       prevalence: The expected fraction of the corpus per topic [K], or None.
       word_counts: Occurrences of each word in the corpus [V], or None.
       quality: Coherence and other measures of the topics on training documents, or None.
+      labels: Names of topics by topic number, for some or all topics, or None; see
+        :mod:`smoothgrad_jax.app.topic_labels`.
     """
 
     lam: npt.NDArray
@@ -69,6 +72,7 @@ class SavedModel(NamedTuple):
     prevalence: npt.NDArray | None = None
     word_counts: npt.NDArray | None = None
     quality: "TopicQuality | None" = None
+    labels: dict[int, str] | None = None
 
     def topics(self) -> npt.NDArray[np.float64]:
         """Return E[β] as [K, V]: one row per topic, which sums to one."""
@@ -83,6 +87,11 @@ class SavedModel(NamedTuple):
     def words(self) -> list[str]:
         """Return the vocabulary, or the word numbers as text if the model has no vocabulary."""
         return list(self.vocabulary) if self.vocabulary is not None else [str(w) for w in range(len(self.lam))]
+
+    def topic_names(self) -> list[str]:
+        """Return one distinct name per topic: ``"topic 3: galaxies"``, or ``"topic 3"`` if the topic has no label."""
+        labels = self.labels or {}
+        return [f"topic {k}: {labels[k]}" if k in labels else f"topic {k}" for k in range(np.shape(self.lam)[1])]
 
     def top_words(self, n: int = 10) -> list[list[tuple[str, float]]]:
         """Return the n most probable words per topic with their probabilities; ties in the order of the vocabulary."""
@@ -203,7 +212,7 @@ def save_model(path: str | os.PathLike, model: SavedModel) -> None:
     model = checked(model)
     _check_lines(model.vocabulary)
     folder = Path(path)
-    metadata = {
+    metadata: dict[str, Any] = {
         "format": _FORMAT,
         "version": _VERSION,
         "model": _KIND,
@@ -214,6 +223,8 @@ def save_model(path: str | os.PathLike, model: SavedModel) -> None:
     }
     if model.quality is not None:
         metadata["quality"] = durable_files.json_values("quality", model.quality.as_json())
+    if model.labels:
+        metadata["labels"] = {str(k): label for k, label in model.labels.items()}
     remedy = "the previous content is unchanged; free some space, or choose another folder"
     with durable_files.saving(folder, lambda: remedy):
         durable_files.make_folder(folder)
@@ -257,9 +268,9 @@ def load_model(path: str | os.PathLike) -> SavedModel:
 
 def _topic_map(topics: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """Return points [K, 2] for topics [K, V], as in the report."""
-    from smoothgrad_jax.app import report  # imports scipy
+    from smoothgrad_jax.app import topic_map  # imports scipy
 
-    return report.classical_scaling(report.jensen_shannon(np.asarray(topics)))[0]  # pyLDAvis passes a DataFrame
+    return topic_map.classical_scaling(topic_map.jensen_shannon(np.asarray(topics)))[0]  # pyLDAvis passes a DataFrame
 
 
 def checked(model: SavedModel) -> SavedModel:
@@ -297,7 +308,8 @@ def checked(model: SavedModel) -> SavedModel:
     vocabulary = None if model.vocabulary is None else list(map(str, model.vocabulary))
     if vocabulary is not None and len(vocabulary) != num_words:
         raise ValueError(f"the vocabulary must have {num_words} words, one per row of λ, got {len(vocabulary)}")
-    return model._replace(num_docs=num_docs, vocabulary=vocabulary, **arrays)
+    labels = checked_labels(model.labels, num_topics) if model.labels else None
+    return model._replace(num_docs=num_docs, vocabulary=vocabulary, labels=labels, **arrays)
 
 
 def _check_lines(vocabulary: list[str] | None) -> None:
@@ -371,6 +383,8 @@ def _load(folder: Path) -> SavedModel:
             from smoothgrad_jax.models.topic_quality import TopicQuality  # scipy, which other models do not need
 
             model = model._replace(quality=TopicQuality.from_json(metadata["quality"]))
+        if metadata.get("labels") is not None:
+            model = model._replace(labels={int(k): label for k, label in dict(metadata["labels"]).items()})
         return checked(model)
 
 

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -139,6 +140,45 @@ def test_transform_writes_the_format_of_the_suffix(model, texts, folder, capsys)
     assert "ends in .tsv, .csv, .jsonl, .npz or .parquet" in capsys.readouterr().err
 
 
+def test_labels_from_a_file_stay_in_the_model(model, texts, folder, capsys):
+    named, path = folder / "named", folder / "labels.tsv"
+    assert main(["fit", str(texts), "--out", str(named), *COMMON]) == 0
+    path.write_text("topic\tlabel\n1\tseafaring\n2\tsky\n")
+    capsys.readouterr()
+    assert main(["topics", str(named), "--labels", str(path), "--words", "2"]) == 0
+    out, err = capsys.readouterr()
+    assert err == f"{named}: 2 labels\n"
+    lines = {int(line.split()[0]): line.split()[3:] for line in out.splitlines()[1:-1]}
+    assert [lines[k][0] for k in (1, 2)] == ["seafaring:", "sky:"]
+    assert [len(lines[k]) for k in range(3)] == [2, 3, 3]
+    assert main(["topics", str(named), "--json"]) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {record["topic"]: record["label"] for record in records} == {0: None, 1: "seafaring", 2: "sky"}
+    assert main(["transform", str(named), str(texts)]) == 0
+    assert capsys.readouterr().out.splitlines()[0].endswith("topic 0\ttopic 1: seafaring\ttopic 2: sky")
+    # The topics of a resumed run continue from those of the model, and keep the labels.
+    assert main(["fit", str(texts), "--out", str(named), "--resume", "--passes", "7"]) == 0
+    assert load_model(named).labels == {1: "seafaring", 2: "sky"}
+    # A damaged model does not stop the run.
+    description = (named / "model.json").read_bytes()
+    (named / "model.json").write_bytes(description[:-9])
+    assert main(["fit", str(texts), "--out", str(named), "--resume", "--passes", "7"]) == 0
+    assert "labels of its topics are lost" in capsys.readouterr().err
+    assert load_model(named).labels is None
+    (named / "model.json").write_bytes(description)
+    # A wrong file changes nothing, and a second file replaces the labels.
+    path.write_text("0\tcooking\n3\tsky\n")
+    capsys.readouterr()
+    assert main(["topics", str(named), "--labels", str(path)]) == 1
+    assert capsys.readouterr().err.endswith("labels.tsv, line 2: labels: expected topics from 0 to 2, got 3\n")
+    assert load_model(named).labels == {1: "seafaring", 2: "sky"}
+    path.write_text('{"0": "cooking"}')
+    assert main(["topics", str(named), "--labels", str(path)]) == 0
+    assert load_model(named).labels == {0: "cooking"}
+    assert main(["fit", str(texts), "--out", str(named), "--overwrite", *COMMON]) == 0
+    assert load_model(named).labels is None
+
+
 def test_score(model, texts, folder, capsys):
     assert main(["score", str(model), str(texts), "--json", "--out", str(folder / "scores.tsv")]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -175,6 +215,39 @@ def test_report(model, texts, folder, capsys):
     assert "Three things" in content
     first = texts.read_text().splitlines()
     assert any(line in content for line in first)  # a typical document
+
+
+def test_a_report_has_groups_ids_and_another_model(model, texts, folder, capsys):
+    lines = texts.read_text().splitlines()
+    records = [
+        {"key": f"d{i}", "text": line, "date": f"{2001 + i % 3}-05-0{1 + i % 9}"} for i, line in enumerate(lines)
+    ]
+    records.append({"key": "last", "text": "anchor"})
+    path, out = folder / "dated.jsonl", folder / "dated.html"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    other = folder / "other model"
+    save_model(other, load_model(model)._replace(labels={1: "first"}))
+    by_year = ["--by", "date", "--period", "year", "--out", str(out), "--compare", str(other)]
+    assert main(["report", str(model), str(path), "--field", "text", "--id", "key", *by_year]) == 0
+    text, log = out.read_text(), capsys.readouterr().err
+    assert "left out: 1 document without a value of date" in log
+    data = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])
+    assert (data["groups"]["field"], data["groups"]["values"]) == ("date", ["2001", "2002", "2003"])
+    assert data["groups"]["docs"] == [100, 100, 100]
+    # A line has the words of one topic, and the topics follow each other as the years do.
+    means = np.array(data["groups"]["topics"])[:, 0]
+    assert sorted(means.argmax(1)) == [0, 1, 2]
+    assert means.max(1).min() > 0.9
+    titles = [title for each in data["documents"].values() for _, title, _ in each]
+    assert all(re.fullmatch(r"d\d+ · 200[123]-05-0\d", title) for title in titles)
+    assert (data["comparison"]["name"], data["comparison"]["partner"]) == ("other model", [0, 1, 2])
+    assert data["comparison"]["topics"][1]["label"] == "first"
+    # A converted corpus has the same metadata.
+    assert main(["convert", str(path), str(folder / "dated"), "--field", "text", "--id", "key", "--keep", "date"]) == 0
+    again = folder / "again.html"
+    assert main(["report", str(model), str(folder / "dated"), *by_year, "--out", str(again)]) == 0
+    stored = json.loads(re.search(r'id="data">(.*?)</script>', again.read_text())[1])
+    assert stored["groups"] == data["groups"]
 
 
 def test_more_passes_continue_from_the_end(model, texts, folder, capsys):
@@ -354,6 +427,9 @@ def test_every_command_has_help(capsys):
         ),
         (["report", "model", "texts.txt", "--out", "nowhere/report.html"], "nowhere"),
         (["report", "model", "--field", "body"], "--field has no effect without documents to read"),
+        (["report", "model", "--by", "date"], "--by has no effect without documents to read"),
+        (["report", "model", "texts.txt", "--period", "year"], "--period has no effect without --by"),
+        (["report", "model", "--compare", "missing"], "missing: expected the folder of a model, which does not exist"),
         (["topics", "model", "--all", "--json"], "--all has no effect with --json"),
         (["sweep", "missing", "--out", "texts.txt"], "texts.txt: expected a folder or a new name, got a file"),
         (["sweep", "missing", "--out", "texts.txt/new"], "texts.txt/new: expected a folder or a new name, got a file"),

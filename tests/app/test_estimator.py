@@ -300,6 +300,9 @@ def test_a_model_that_can_be_saved(fitted, X, tmp_path):
     assert fitted.to_model(words).quality is None
     np.testing.assert_array_equal(model.word_counts, X.sum(0))
     assert fitted.to_model(words).word_counts is None
+    assert fitted.to_model(labels={1: " blue "}).labels == {1: "blue"}
+    with pytest.raises(ValueError, match=f"expected topics from 0 to {K - 1}, got {K}"):
+        fitted.to_model(labels={K: "none"})
     np.testing.assert_array_equal(model.transform(X[:9]), fitted.transform(X[:9].astype(np.float32)))
     assert write_report(tmp_path / "report.html", model).stat().st_size > 10_000
 

@@ -56,6 +56,7 @@ def assert_equal(one, other):
         np.testing.assert_array_equal(a, b, err_msg=name, strict=a is not None and np.ndim(a) > 0)
     assert one.vocabulary == other.vocabulary
     assert repr(one.quality) == repr(other.quality)
+    assert one.labels == other.labels
     assert repr((one.settings, one.history)) == repr((other.settings, other.history))  # NaN differs from itself
 
 
@@ -66,6 +67,7 @@ MODELS = {
     "priors": a_model(alpha=np.array([0.1, 0.2, 0.3]), eta=np.full((7, 1), 0.5, np.float32)),
     "counted": a_model(prevalence=np.array([0.5, 0.5, 0.0]), word_counts=np.arange(7)),
     "measured": a_model(quality=QUALITY),
+    "labelled": a_model(labels={0: "wörter & “more”", 2: "🦜 موضوع"}),
 }
 
 
@@ -243,6 +245,17 @@ def test_a_forged_model_executes_nothing(tmp_path, monkeypatch, how, message):
     assert not Path("ran").exists()
 
 
+@pytest.mark.parametrize("labels", [["a"], "a", 7, {"x": "a"}, {"3": "a"}, {"1": None}, {"1": "a\x1b[31m"}])
+def test_forged_labels_are_not_loaded(tmp_path, labels):
+    save_model(tmp_path, a_model())
+    metadata = json.loads((tmp_path / "model.json").read_text())
+    metadata.pop("checksum")
+    (tmp_path / "model.json").unlink()
+    durable_files.write_json(tmp_path / "model.json", metadata | {"labels": labels})
+    with pytest.raises(LoadError, match=r"model\.json: "):
+        load_model(tmp_path)
+
+
 def test_folders_without_a_model_are_named(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
@@ -282,6 +295,14 @@ def test_folders_without_a_model_are_named(tmp_path):
         ({"prevalence": np.ones(7)}, r"prevalence must have shape \(3,\)"),
         ({"word_counts": -np.ones(7)}, "word_counts must not be negative"),
         ({"quality": QUALITY._replace(npmi=np.zeros(2))}, "quality must be that of 3 topics, got 2"),
+        ({"labels": {3: "a"}}, "labels: expected topics from 0 to 2, got 3"),
+        ({"labels": {True: "a"}}, "labels: expected topics from 0 to 2, got True"),
+        ({"labels": {1: 5}}, "label of topic 1: expected text, got 5"),
+        ({"labels": {1: " "}}, "label of topic 1: expected 1 to 80 characters, got 0"),
+        ({"labels": {1: "long" * 21}}, "label of topic 1: expected 1 to 80 characters, got 84"),
+        ({"labels": {1: "a\x1b[31m"}}, r"label of topic 1: contains the control character U\+001B; remove it"),
+        ({"labels": {1: "a\u202eb"}}, r"label of topic 1: contains the control character U\+202E"),
+        ({"labels": {1: "\udc80"}}, r"label of topic 1: contains the control character U\+DC80"),
         ({"settings": {"a": {1, 2}}}, "settings must be a value that JSON can represent, got set"),
     ],
 )
@@ -289,6 +310,12 @@ def test_a_model_whose_parts_do_not_match_is_not_saved(tmp_path, change, message
     with pytest.raises(ValueError, match=message):
         save_model(tmp_path / "model", a_model(**change))
     assert not (tmp_path / "model").exists()
+
+
+def test_topics_have_distinct_names_with_their_labels():
+    model = a_model(labels={2: "galaxies", 0: "galaxies"})
+    assert model.topic_names() == ["topic 0: galaxies", "topic 1", "topic 2: galaxies"]
+    assert a_model().topic_names() == ["topic 0", "topic 1", "topic 2"]
 
 
 def test_topics_and_their_words():

@@ -21,6 +21,7 @@ from smoothgrad_jax.app.commands.output import (
 from smoothgrad_jax.app.commands.training import new_run, saved_model, train
 from smoothgrad_jax.app.event_log import event
 from smoothgrad_jax.app.program_cache import stored_programs
+from smoothgrad_jax.data.durable_files import LoadError
 from smoothgrad_jax.data.errors import plural
 from smoothgrad_jax.training.checkpoints import Checkpoint, Checkpoints
 from smoothgrad_jax.training.settings import Settings
@@ -45,6 +46,7 @@ def run(args: Namespace) -> int:
     if last:
         runs.check_resumable(last, settings, metadata)
     training = new_run(stored, settings, metadata, last)
+    labels = _earlier_labels(out) if last else None
     log(f"{size_of(stored)}; {settings.topics} topics, window {settings.window}")
     if args.overwrite:
         checkpoints.clear()
@@ -53,7 +55,7 @@ def run(args: Namespace) -> int:
         log(f"{out}: the run is complete after {plural(training.steps, 'step')}; give more --passes to continue")
     event("start", step=training.step, steps=training.steps, model=str(out), settings=training.settings_json())
     code = train(training, args.json, checkpoints, out / metrics.FILE_NAME)
-    model = saved_model(training, stored)
+    model = saved_model(training, stored)._replace(labels=labels)
     saved_models.save_model(out, model)
     latest = training.history[-1] if training.history else {}
     quality = model.quality.summary() if model.quality else {}
@@ -71,6 +73,17 @@ def run(args: Namespace) -> int:
             f"interrupted at step {training.step:,} of {training.steps:,}; repeat the command with --resume to continue"
         )
     return code
+
+
+def _earlier_labels(out: Path) -> dict[int, str] | None:
+    """Return the labels of the model that a resumed run replaces; None without a model, or if it is damaged."""
+    if not (out / "model.json").exists():
+        return None
+    try:
+        return saved_models.load_model(out).labels
+    except LoadError as error:
+        log(f"{error}; labels of its topics are lost")
+        return None
 
 
 def _last_checkpoint(out: Path, checkpoints: Checkpoints, args: Namespace) -> Checkpoint | None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 from smoothgrad_jax.app import saved_models
 from smoothgrad_jax.app.commands.inputs import ModelInputs, open_for_model
@@ -30,16 +31,7 @@ def run(args: Namespace) -> int:
     model = saved_models.load_model(args.model)
     args.keep = (args.by,)
     documents = open_for_model(args, model)
-    is_time = _check_groups(args, documents)
-    parts = _parts(args, documents, model)
-    groups = topic_groups(args.by, parts, order="name" if is_time else "size")
-    left_out = [
-        f"{plural(number, 'document')} without {what}"
-        for number, what in ((groups.num_missing, f"a value of {args.by}"), (groups.num_empty, "a known word"))
-        if number
-    ]
-    if left_out:
-        log(f"left out: {', '.join(left_out)}")
+    groups = group_documents(args, documents, map(model.transform, documents.corpus.parts()))
     if args.out or args.json:
         with table_writer(args.out, dict, ".jsonl") as write:
             write(_columns(groups))
@@ -50,8 +42,33 @@ def run(args: Namespace) -> int:
     return 0
 
 
+def group_documents(args: Namespace, documents: ModelInputs, theta: Iterator[npt.NDArray]) -> TopicGroups:
+    """Return the topic proportions per group; report documents that are left out.
+
+    Args:
+      args: Arguments of the command, with ``by`` and ``period``.
+      documents: The documents, whose first kept field has the groups.
+      theta: The topic proportions of each part of the corpus, which are computed after the groups are checked.
+    """
+    is_time = _check_groups(args, documents)
+    metadata = documents.metadata()
+    parts = (
+        GroupedPart(rows, [_group_of(args, each) for each in itertools.islice(metadata, part.num_docs)], part.lengths())
+        for part, rows in zip(documents.corpus.parts(), theta, strict=True)
+    )
+    groups = topic_groups(args.by, parts, order="name" if is_time else "size")
+    left_out = [
+        f"{plural(number, 'document')} without {what}"
+        for number, what in ((groups.num_missing, f"a value of {args.by}"), (groups.num_empty, "a known word"))
+        if number
+    ]
+    if left_out:
+        log(f"left out: {', '.join(left_out)}")
+    return groups
+
+
 def _group_of(args: Namespace, metadata: Metadata) -> str | None:
-    """Return the group of a document: the value of its only kept field, or the period in which it is."""
+    """Return the group of a document: the value of its first kept field, or the period in which it is."""
     value = metadata.fields[0]
     if value in (None, ""):
         return None
@@ -78,13 +95,6 @@ def _check_groups(args: Namespace, documents: ModelInputs) -> bool:
         undated = f"{plural(num_undated, 'document')} whose {args.by} has no {args.period}"
         log(f"{undated}, for example {example}; dates are 2020-01-31, 2020-01 or 2020")
     return all(period_of(name, "year") for name in sizes)
-
-
-def _parts(args: Namespace, documents: ModelInputs, model: SavedModel) -> Iterator[GroupedPart]:
-    metadata = documents.metadata()
-    for part in documents.corpus.parts():
-        values = [_group_of(args, each) for each in itertools.islice(metadata, part.num_docs)]
-        yield GroupedPart(model.transform(part), values, part.lengths())
 
 
 def _columns(groups: TopicGroups) -> dict[str, np.ndarray | list]:

@@ -91,7 +91,8 @@ def print_topics(model: SavedModel, num_words: int, max_topics: int | None = Non
     for k in shown:
         coherence = f" {quality.npmi[k]:5.2f}" if quality else ""
         remarks = "; ".join(quality.remarks(k)) if quality else ""
-        line = f"{k:5d} {100 * prevalence[k]:10.1f}%{coherence}  {' '.join(word for word, _ in words[k])}"
+        label = f"{model.labels[k]}: " if model.labels and k in model.labels else ""
+        line = f"{k:5d} {100 * prevalence[k]:10.1f}%{coherence}  {label}{' '.join(word for word, _ in words[k])}"
         print(line + (f"  ({remarks})" if remarks else ""))
     if len(order) > len(shown):
         print(f"      … and {plural(len(order) - len(shown), 'smaller topic')}")

@@ -4,7 +4,7 @@ A table is written in parts. A part is a dictionary of columns with the same num
 
 | suffix          | topic proportions θ [D, K]      | a missing value             | memory        |
 |-----------------|---------------------------------|-----------------------------|---------------|
-| .tsv, .csv      | columns ``topic 0`` … ``K − 1`` | an empty field              | one part      |
+| .tsv, .csv      | columns named as the topics     | an empty field              | one part      |
 | .jsonl          | a list ``topics``               | null                        | one part      |
 | .npz            | an array ``theta``              | NaN, in text an empty text  | all parts     |
 | .parquet        | columns as in .tsv              | null                        | one part      |
@@ -52,7 +52,10 @@ def check_output(out: str | None) -> None:
 
 @contextmanager
 def table_writer(
-    out: str | None, types: Callable[[], Mapping[str, type]] = dict, default: str = ".tsv"
+    out: str | None,
+    types: Callable[[], Mapping[str, type]] = dict,
+    default: str = ".tsv",
+    topics: Sequence[str] = (),
 ) -> Iterator[WriteColumns]:
     """Yield a function that writes the next rows of a table. An incomplete file is removed.
 
@@ -60,9 +63,10 @@ def table_writer(
       out: The file, whose suffix selects the format (see :func:`check_output`); None for standard output.
       types: Returns the types of the columns that are lists, by default text. Called for formats that store types.
       default: The format of standard output, ``".tsv"`` or ``".jsonl"``.
+      topics: The names of the topics, for tables with θ; see :meth:`SavedModel.topic_names`.
     """
     if out is None:
-        yield _line_writer(sys.stdout.buffer, default)
+        yield _line_writer(sys.stdout.buffer, default, topics)
         sys.stdout.buffer.flush()
         return
     suffix = Path(out).suffix
@@ -71,10 +75,10 @@ def table_writer(
             with _array_writer(file) as write:
                 yield write
         elif suffix == ".parquet":
-            with _parquet_writer(file, types()) as write:
+            with _parquet_writer(file, types(), topics) as write:
                 yield write
         else:
-            yield _line_writer(file, suffix)
+            yield _line_writer(file, suffix, topics)
 
 
 def column_types(names: Sequence[str], metadata: Iterable[Metadata]) -> dict[str, type]:
@@ -95,7 +99,7 @@ def _common_type(found: type | None, value: Value) -> type | None:
     return float if {found, kind} == {int, float} else str
 
 
-def _line_writer(file: BinaryIO, suffix: str) -> WriteColumns:
+def _line_writer(file: BinaryIO, suffix: str, topics: Sequence[str]) -> WriteColumns:
     """Return a writer of lines: of JSON, or of values that are quoted where necessary."""
     started = False
 
@@ -108,7 +112,7 @@ def _line_writer(file: BinaryIO, suffix: str) -> WriteColumns:
                 text.write(json.dumps(dict(zip(names, row, strict=True))) + "\n")
         else:
             lines = csv.writer(text, delimiter="\t" if suffix == ".tsv" else ",", lineterminator="\n")
-            flat = _flat(part)
+            flat = _flat(part, topics)
             if not started:
                 lines.writerow(flat)
             lines.writerows(zip(*(map(_field, _python(values)) for values in flat.values()), strict=True))
@@ -140,7 +144,7 @@ def _array_writer(file: BinaryIO) -> Iterator[WriteColumns]:
 
 
 @contextmanager
-def _parquet_writer(file: BinaryIO, types: Mapping[str, type]) -> Iterator[WriteColumns]:
+def _parquet_writer(file: BinaryIO, types: Mapping[str, type], topics: Sequence[str]) -> Iterator[WriteColumns]:
     """Yield a writer of Parquet, with one row group per part."""
     pyarrow, parquet = _import_parquet()
     kinds = {bool: pyarrow.bool_(), int: pyarrow.int64(), float: pyarrow.float64(), str: pyarrow.string()}
@@ -149,7 +153,7 @@ def _parquet_writer(file: BinaryIO, types: Mapping[str, type]) -> Iterator[Write
     def write(part: Columns) -> None:
         nonlocal writer
         arrays = {}
-        for name, values in _flat(part).items():
+        for name, values in _flat(part, topics).items():
             if isinstance(values, np.ndarray):
                 arrays[name] = pyarrow.array(values)
             else:
@@ -176,11 +180,11 @@ def _import_parquet() -> tuple[Any, Any]:
     return pyarrow, pyarrow.parquet
 
 
-def _flat(part: Columns) -> dict[str, Sequence[Value] | npt.NDArray]:
+def _flat(part: Columns, topics: Sequence[str]) -> dict[str, Sequence[Value] | npt.NDArray]:
     """Return the columns with one column per topic instead of the matrix."""
     flat = {name: values for name, values in part.items() if name != THETA}
     theta = part.get(THETA)
-    return flat | {f"topic {k}": column for k, column in enumerate([] if theta is None else np.asarray(theta).T)}
+    return flat if theta is None else flat | dict(zip(topics, np.asarray(theta).T, strict=True))
 
 
 def _python(values: Sequence[Value] | npt.NDArray) -> Sequence[Value]:

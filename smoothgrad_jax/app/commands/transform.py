@@ -15,7 +15,7 @@ def run(args: Namespace) -> int:
     check_output(args.out)
     model = saved_models.load_model(args.model)
     documents = open_for_model(args, model, columns=[THETA])
-    with table_writer(args.out, documents.column_types) as write:
+    with table_writer(args.out, documents.column_types, topics=model.topic_names()) as write:
         for part, columns in documents.parts():
             write(columns | {THETA: model.transform(part)})
     if args.out:
