@@ -20,16 +20,18 @@ import contextlib
 import importlib
 import io
 import os
+import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from types import FrameType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TextIO
 
 from smoothgrad_jax import __version__
 from smoothgrad_jax.core.errors import OptionError
-from smoothgrad_jax.data.errors import CorpusError, OptionName
+from smoothgrad_jax.data.errors import CorpusError, CorpusWarning, OptionName
 
 _INPUTS = (
     "files or a folder: text with one document per line, a folder of text files, JSON lines, CSV, TSV, UCI docword, "
@@ -38,6 +40,7 @@ _INPUTS = (
 _LATER = 0.02  # seconds between a Ctrl-C that cannot be handled and the next attempt
 # Option of the model -> setting.
 _SETTING_OF = {"tol": "local_tol", "max_iter": "local_max_iter"}
+_SHORT = {"ngram_range": "ngrams"}  # Python's name of an option -> its name on the command line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,17 +48,50 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # some terminals cannot encode every character
-    argv = sys.argv[1:] if argv is None else argv
-    args = build_parser([argument for argument in argv if argument in COMMANDS][:1]).parse_args(argv)
+    args = _parse(sys.argv[1:] if argv is None else argv)
     _catch_interrupts()
     try:
-        return _run(args)
+        with _warnings_in_one_line(args):
+            return _run(args)
     except ImportError as error:
         print(f"smoothgrad: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("smoothgrad: interrupted", file=sys.stderr)
         return 130
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line. Files and options of a command may be mixed: ``convert a.jsonl --field x OUT``."""
+    if not argv or argv[0] not in COMMANDS:
+        return build_parser(()).parse_args(argv)
+    parser = _Parser(prog=f"smoothgrad {argv[0]}")
+    COMMANDS[argv[0]].add_options(parser)
+    return parser.parse_intermixed_args(argv[1:], argparse.Namespace(command=argv[0]))
+
+
+@contextlib.contextmanager
+def _warnings_in_one_line(args: argparse.Namespace) -> Iterator[None]:
+    """Print warnings about the corpus as one line, with options as the command line has them."""
+    with warnings.catch_warnings():
+        default = warnings.showwarning
+
+        def show(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if isinstance(message, CorpusWarning):
+                text = message.message(lambda option: _spell(option, args))
+                print(f"smoothgrad {args.command}: warning: {text}", file=sys.stderr)
+            else:
+                default(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = show
+        yield
 
 
 def _catch_interrupts() -> None:
@@ -154,6 +190,7 @@ def _topics_options(parser: argparse.ArgumentParser) -> None:
 def _transform_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL")
     _add_inputs(parser)
+    _add_tokenizer(parser, "if the model was fitted with it")
     parser.add_argument("--out", metavar="FILE", help=".tsv, .jsonl or .npz with one row per document")
 
 
@@ -182,6 +219,7 @@ def _sweep_options(parser: argparse.ArgumentParser) -> None:
 def _report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL")
     _add_inputs(parser, optional=True)
+    _add_tokenizer(parser, "if the model was fitted with it")
     parser.add_argument("--out", metavar="FILE", help="the HTML file (MODEL/report.html)")
     parser.add_argument("--title", help="title of the page")
 
@@ -267,14 +305,41 @@ def _add_words(parser: argparse.ArgumentParser) -> None:
         help="maximum document frequency, a number or a fraction (0.5)",
     )
     group.add_argument("--max-features", type=_positive, metavar="N", help="maximum vocabulary size (50,000)")
+    stop_words = group.add_mutually_exclusive_group()
+    stop_words.add_argument(
+        "--stop-words",
+        metavar="FILE",
+        help="words to remove beside a list of English ones, one per line; or none (the English list alone)",
+    )
+    stop_words.add_argument(
+        "--stop-words-only",
+        metavar="FILE",
+        help="words to remove instead of the English list; github.com/stopwords-iso has lists for other languages",
+    )
     group.add_argument(
-        "--stop-words", metavar="WHICH", help="english, none, or a file with one word per line (english)"
+        "--ngrams",
+        dest="ngram_range",
+        type=_lengths,
+        metavar="N,N",
+        help="shortest and longest sequence of words that is a word: 1,2 adds pairs whose words belong together (1,1)",
+    )
+    group.add_argument(
+        "--min-npmi",
+        type=float,
+        metavar="X",
+        help="minimum normalised pointwise mutual information of such a sequence, from -1 to 1 (0.4)",
     )
     group.add_argument(
         "--token-pattern",
         metavar="REGEX",
         help="regular expression of a word (a letter, then two or more letters or digits)",
     )
+    _add_tokenizer(group, "for example of Chinese, or into lemmas")
+
+
+def _add_tokenizer(parser: argparse.ArgumentParser | argparse._ArgumentGroup, what: str) -> None:
+    text = f"Python function that splits a text into words, {what}; runs the code of the module"
+    parser.add_argument("--tokenizer", metavar="MODULE:FUNCTION", help=text)
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:
@@ -289,7 +354,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+    return f"--{_SHORT.get(name, name).replace('_', '-')}"
 
 
 def _spell(option: OptionName, args: argparse.Namespace) -> str:
@@ -298,7 +363,9 @@ def _spell(option: OptionName, args: argparse.Namespace) -> str:
         return "--words-file none"
     if not hasattr(args, option.name):
         return str(option)
-    return _flag(option.name) + ("" if option.value in (None, True) else f" {option.value}")
+    value = option.value
+    text = "" if value in (None, True) else ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return _flag(option.name) + (f" {shlex.quote(text)}" if text else "")
 
 
 def _setting(name: str) -> Callable[[str], Any]:
@@ -325,6 +392,13 @@ def _number_or_fraction(text: str) -> int | float:
         with contextlib.suppress(ValueError):
             return convert(text)
     raise argparse.ArgumentTypeError(f"must be a number of documents, or a fraction such as 0.5, got {text}")
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    lengths = tuple(map(_positive, text.split(",")))
+    if len(lengths) != 2:
+        raise argparse.ArgumentTypeError(f"must be two numbers such as 1,2, got {text}")
+    return lengths
 
 
 def _windows(text: str) -> tuple[Any, ...]:

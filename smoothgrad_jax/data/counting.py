@@ -28,6 +28,7 @@ import time
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from operator import itemgetter
 from typing import IO, Any, NamedTuple, cast
 
@@ -92,8 +93,8 @@ def count(
     Args:
       source: The source.
       tokens: The definition of a token, if the source is text.
-      limits: ``min_df``, ``max_df`` and ``max_features`` of :func:`smoothgrad_jax.data.text.choose_words`, or
-        ``"auto"``.
+      limits: ``min_df``, ``max_df`` and ``max_features`` of :func:`smoothgrad_jax.data.text.choose_words`, and
+        ``min_npmi`` of :func:`smoothgrad_jax.data.text.collocations` if sequences of words are counted; or ``"auto"``.
       vocabulary: The words to count; by default they are selected by ``limits``.
       jobs: Processes that count text.
       progress: As in :func:`smoothgrad_jax.data.corpus_folder.convert`.
@@ -126,7 +127,7 @@ def count(
         kept = np.ones(len(statistics.frequency), bool)
         if choose:
             limits = text.set_limits(tally.documents, **limits) if source.is_text else _set_count_limits(limits)
-            kept = text.choose_words(statistics.frequency, statistics.total, tally.documents, **limits)
+            kept = _choose_words(statistics, tally.documents, tokens, **limits)
             ids = np.where(kept, np.cumsum(kept) - 1, -1).astype(np.int32)
             ranks = [ids if rank is None else ids[rank] for rank in ranks]
         dropped["pruned_words"] = int(np.count_nonzero(statistics.frequency[~kept]))
@@ -228,7 +229,10 @@ def _count_text(source: Source, tokens: text.Tokens, jobs: int | None, new_file:
     spools: list[_Spool] = []
     words: list[tuple[Words, npt.NDArray]] = []
     numbers: dict[str, int] = {}
-    with contextlib.closing(text.count_stream(source.texts(), tokens, jobs)) as chunks:
+    # The choice of sequences of words needs the counts of their words.
+    counted = tokens._replace(ngram_range=(1, tokens.ngram_range[1]))
+    texts = text.check_script(source.texts(), tokens)
+    with contextlib.closing(text.count_stream(texts, counted, jobs)) as chunks:
         for chunk in chunks:
             if not spools or len(numbers) >= _SPOOL_WORDS:
                 if spools:
@@ -284,6 +288,30 @@ def _count_ids(source: Source, new_file: NewFile, tally: _Tally) -> _Counts:
     if source.vocabulary is not None:
         size = len(source.vocabulary)
     return spool.resized(size, source.vocabulary), [spool], [None]
+
+
+def _choose_words(
+    statistics: _WordStatistics,
+    num_docs: int,
+    tokens: text.Tokens | None,
+    min_df: float,
+    max_df: float,
+    max_features: int | None,
+    min_npmi: float | None = None,
+) -> npt.NDArray[np.bool_]:
+    """Return whether each word is kept; of sequences of words, those whose words belong together."""
+    frequency, total, _, words = statistics
+    selected = np.ones(len(frequency), bool)
+    if tokens is not None and min_npmi is not None:
+        assert words is not None, "text has words"
+        read = partial(_read_words, words)
+        selected = text.collocations(read, frequency, total, num_docs, min_df, min_npmi, tokens.ngram_range)
+        if frequency.any() and not selected.any():
+            limits = OptionName("min_df", min_df), " and ", OptionName("min_npmi", min_npmi)
+            raise CorpusError("no sequence of words is left after ", *limits, "; lower one of them")
+    kept = np.zeros(len(frequency), bool)
+    kept[selected] = text.choose_words(frequency[selected], total[selected], num_docs, min_df, max_df, max_features)
+    return kept
 
 
 def _blocks(source: Source) -> Iterator[Arrays]:

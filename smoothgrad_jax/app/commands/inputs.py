@@ -3,6 +3,8 @@
 import hashlib
 import itertools
 import json
+import os
+import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -10,7 +12,7 @@ from typing import Any, NamedTuple
 from smoothgrad_jax.app.commands.output import CommandError, log, log_dropped, reading_progress
 from smoothgrad_jax.app.saved_models import SavedModel
 from smoothgrad_jax.core.errors import OptionError
-from smoothgrad_jax.data import corpus_folder, sources
+from smoothgrad_jax.data import corpus_folder, sources, text
 from smoothgrad_jax.data.corpus import Corpus
 from smoothgrad_jax.data.corpus_folder import CountedCorpus
 from smoothgrad_jax.data.errors import plural
@@ -19,7 +21,8 @@ from smoothgrad_jax.training.checkpoints import Checkpoint, fingerprint
 
 # Options of `open_source` with their defaults.
 _READING = {"format": None, "field": None, "encoding": "utf-8", "first_id": None, "sort": False, "words_file": None}
-_WORD_OPTIONS = ("vocabulary", "min_df", "max_df", "max_features", "stop_words", "token_pattern")
+_LIMITS = ("vocabulary", "min_df", "max_df", "max_features", "min_npmi")
+_TOKEN_OPTIONS = ("stop_words", "stop_words_only", "ngram_range", "token_pattern", "tokenizer")
 
 
 def open_source(args: Namespace) -> Source:
@@ -36,17 +39,26 @@ def open_source(args: Namespace) -> Source:
 
 def refuse_reading_options(args: Namespace) -> None:
     """Raise an error if an option of :func:`open_source` is given."""
-    for name, default in _READING.items():
+    for name, default in (*_READING.items(), ("tokenizer", None)):
         if getattr(args, name) != default:
             raise OptionError(name, "has no effect without documents to read")
 
 
 def word_options(args: Namespace) -> dict[str, Any]:
     """Return the vocabulary options given on the command line."""
-    options = {name: getattr(args, name) for name in _WORD_OPTIONS if getattr(args, name) is not None}
+    names = (*_LIMITS, *_TOKEN_OPTIONS)
+    options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if options.get("stop_words") == "none":
         options["stop_words"] = None
+    if "tokenizer" in options:
+        _find_modules_here()
     return options
+
+
+def _find_modules_here() -> None:
+    """Let a tokenizer be a module in the current folder, as for ``python -m``; installed modules come first."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
 
 
 def open_corpus(args: Namespace, checkpoint: Checkpoint | None = None) -> CountedCorpus:
@@ -61,12 +73,19 @@ def open_corpus(args: Namespace, checkpoint: Checkpoint | None = None) -> Counte
         for name in options:
             raise OptionError(name, f"has no effect: the words of {source.paths[0]} were chosen by convert")
         return source.loaded
-    if checkpoint and not options:
-        options = checkpoint.settings.get("word_options", {})
+    if checkpoint and not options.keys() - {"tokenizer"}:
+        options = _earlier_options(checkpoint, options.get("tokenizer"))
     with reading_progress(args.json) as show:
         stored = corpus_folder.read(source, progress=show, **options)
     log_dropped(stored)
     return stored
+
+
+def _earlier_options(checkpoint: Checkpoint, tokenizer: str | None) -> dict[str, Any]:
+    """Return the vocabulary options of a checkpoint, with the definition of a word that it stores."""
+    options, tokens = checkpoint.settings.get("word_options", {}), checkpoint.settings.get("tokens")
+    limits = {name: value for name, value in options.items() if name in _LIMITS}
+    return limits if tokens is None else limits | {"tokens": text.stored_tokens(tokens, tokenizer)}
 
 
 def provenance(stored: CountedCorpus) -> dict[str, Any]:
@@ -101,17 +120,27 @@ class ModelInputs(NamedTuple):
         return (" ".join(self.words[w] for w in indices[first:last].tolist()) for first, last in spans)
 
 
+def _definition(model: SavedModel, tokenizer: str | None) -> text.Tokens:
+    """Return the definition of a word of a model; a tokenizer is imported only if it is given on the command line."""
+    stored = model.settings.get("tokens")
+    if stored is None:
+        log("the model does not store how text is split into words; splitting as fit does by default")
+        stored = text.tokens().as_json()
+    if tokenizer is not None:
+        _find_modules_here()
+    return text.stored_tokens(stored, tokenizer)
+
+
 def open_for_model(args: Namespace, model: SavedModel) -> ModelInputs:
     """Open the documents on the command line for a model; report words outside its vocabulary."""
     source, vocabulary = open_source(args), model.vocabulary
     if source.is_text:
         if vocabulary is None:
             raise CommandError("the model has no vocabulary: it can be applied to counts, not to text")
-        tokens = model.settings.get("tokens")
-        if tokens is None:
-            log("the model does not store how text is split into words; splitting as fit does by default")
-        counted = corpus_folder.read(source, vocabulary=vocabulary, **(tokens or {}))
+        counted = corpus_folder.read(source, vocabulary=vocabulary, tokens=_definition(model, args.tokenizer))
         log_dropped(counted)
+    elif args.tokenizer is not None:
+        raise OptionError("tokenizer", f"has no meaning for {source.format}")
     elif vocabulary is not None and source.vocabulary not in (None, vocabulary):
         counted = corpus_folder.read(source, vocabulary=vocabulary)
         log_dropped(counted)

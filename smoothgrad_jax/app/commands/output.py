@@ -58,7 +58,9 @@ def log_dropped(stored: CountedCorpus) -> None:
     outside, empty = dropped["tokens_outside_vocabulary"], dropped["documents_that_lost_all_words"]
     if outside:
         others = f"; without any other word: {plural(empty, 'document')}" if empty else ""
-        log(f"ignoring {plural(outside, 'word')} outside of the vocabulary{others}")
+        longest = (stored.manifest["tokens"] or {}).get("ngram_range", (1, 1))[1]
+        what = plural(outside, "word") + (" and sequences of words" if longest > 1 else "")
+        log(f"ignoring {what} outside of the vocabulary{others}")
 
 
 def print_topics(model: SavedModel, num_words: int, max_topics: int | None = None, show_all: bool = False) -> None:
