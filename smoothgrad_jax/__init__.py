@@ -29,6 +29,7 @@ _NAMES = {
     "models.lda.methods": ("Collapsed", "Maximum", "Mean", "Sampled", "Variational"),
     "models.lda.model": ("LDA", "elbo", "local_step", "log_predictive", "split_documents"),
     "models.lda.topics": ("init_topics", "seed_topics", "topics"),
+    "models.topic_groups": ("TopicGroups", "topic_groups"),
     "models.topic_quality": (
         "TopicMatch",
         "TopicQuality",

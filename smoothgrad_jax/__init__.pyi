@@ -54,6 +54,8 @@ from smoothgrad_jax.models.lda.model import split_documents as split_documents
 from smoothgrad_jax.models.lda.topics import init_topics as init_topics
 from smoothgrad_jax.models.lda.topics import seed_topics as seed_topics
 from smoothgrad_jax.models.lda.topics import topics as topics
+from smoothgrad_jax.models.topic_groups import TopicGroups as TopicGroups
+from smoothgrad_jax.models.topic_groups import topic_groups as topic_groups
 from smoothgrad_jax.models.topic_quality import TopicMatch as TopicMatch
 from smoothgrad_jax.models.topic_quality import TopicQuality as TopicQuality
 from smoothgrad_jax.models.topic_quality import diversity as diversity

@@ -6,9 +6,12 @@
 | ``indices.npy``    | word ids of the entries, increasing per document; uint16, or int32 for more than 65,536 words   |
 | ``data.npy``       | counts of the entries, positive; the smallest unsigned integers that hold them, or float32      |
 | ``vocabulary.txt`` | word i on line i + 1, UTF-8; absent if the words have no names                                  |
+| ``metadata.jsonl`` | document d on line d + 1: a list of its id, or null, and its kept fields; absent if there are   |
+|                    | neither ids nor kept fields                                                                     |
 | ``manifest.json``  | format, version, sizes, CRC-32 of each file, source, options, and what was dropped              |
 
-Document d of the folder is document d of the source: empty documents are kept. Writing needs the memory of
+Document d of the folder is document d of the source: empty documents are kept. Metadata are written and read as a
+stream. Writing needs the memory of
 :mod:`smoothgrad_jax.data.counting`, which does not grow with the number of documents. The folder is renamed
 to its final name when it is complete.
 """
@@ -16,16 +19,17 @@ to its final name when it is complete.
 import contextlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
-from smoothgrad_jax.data import counting, durable_files, text
+from smoothgrad_jax.data import counting, documents, durable_files, text
 from smoothgrad_jax.data.corpus import Corpus
 from smoothgrad_jax.data.counting import Counted, OnProgress
+from smoothgrad_jax.data.documents import Metadata
 from smoothgrad_jax.data.durable_files import Entry, LoadError
 from smoothgrad_jax.data.errors import CorpusError, OptionName, corpus_error
 from smoothgrad_jax.data.sources import Source
@@ -33,7 +37,7 @@ from smoothgrad_jax.data.sources import Source
 FORMAT, VERSION = "smoothgrad corpus", 2
 
 _TYPES = {"indptr.npy": ("<i8",), "indices.npy": ("<u2", "<i4"), "data.npy": ("|u1", "<u2", "<u4", "<f4")}
-_WORDS = "vocabulary.txt"
+_WORDS, _METADATA = "vocabulary.txt", "metadata.jsonl"
 _SEQUENCES = OptionName("ngram_range", (1, 2))
 
 
@@ -46,7 +50,8 @@ class CountedCorpus(NamedTuple):
       manifest: The content of ``manifest.json``: ``num_docs``, ``num_words``, ``num_entries``, ``num_tokens``;
         ``source`` (``format`` and ``paths``); ``tokens``, the options of :func:`smoothgrad_jax.data.text.tokens`, or
         None if the source is not text; ``limits``, by which words were chosen, or None; ``dropped``, as in
-        :class:`smoothgrad_jax.data.counting.Counted`; and ``files`` if the corpus comes from a folder.
+        :class:`smoothgrad_jax.data.counting.Counted`; and if the corpus comes from a folder, ``files`` and, if there
+        are some, ``metadata``: the names of the fields with the id and with the kept values.
     """
 
     corpus: Corpus
@@ -117,11 +122,18 @@ def convert(
         raise corpus_error(out, "exists and is not a corpus folder; it is not overwritten")
     with durable_files.saving(out, lambda: "what was written has been removed"):
         durable_files.make_folder(out.parent)
-        with durable_files.replacing(out, overwrite=overwrite) as temporary:
+        with durable_files.replacing(out, overwrite=overwrite) as temporary, contextlib.ExitStack() as stack:
             temporary.mkdir()
-            with counting.count(source, tokens, limits, words, jobs, progress, temporary) as counted:
-                files = _write_files(counted, temporary)
-            manifest = {"format": FORMAT, "version": VERSION, **_manifest(source, tokens, counted), "files": files}
+            lines = stack.enter_context(durable_files.new_file(temporary / _METADATA)) if source.has_metadata else None
+            record = None if lines is None else lambda metadata: lines.write(documents.metadata_line(metadata))
+            counted = stack.enter_context(
+                counting.count(source, tokens, limits, words, jobs, progress, temporary, record)
+            )
+            files, manifest = _write_files(counted, temporary), _manifest(source, tokens, counted)
+            if lines is not None:
+                files[_METADATA] = lines.finish()
+                manifest["metadata"] = {"id": source.id, "keep": list(source.keep)}
+            manifest = {"format": FORMAT, "version": VERSION, **manifest, "files": files}
             durable_files.write_json(temporary / "manifest.json", manifest)
     return open_folder(out)
 
@@ -170,6 +182,28 @@ def open_folder(path: str | os.PathLike, *, verify: bool = False) -> CountedCorp
         raise CorpusError(str(error)) from None
 
 
+def read_metadata(path: str | os.PathLike, manifest: dict[str, Any]) -> Iterator[Metadata]:
+    """Yield the ids and kept fields of all documents of a corpus folder, which must contain some.
+
+    Args:
+      path: The folder.
+      manifest: Its manifest, as :func:`open_folder` returns it.
+
+    Raises:
+      CorpusError: If the file is damaged.
+    """
+    file, number = Path(path) / _METADATA, 0
+    try:
+        with durable_files.loading(file), open(file, "rb") as lines:
+            for metadata in documents.read_metadata(lines, len(manifest["metadata"]["keep"])):
+                number += 1
+                yield metadata
+            if number != manifest["num_docs"]:
+                raise LoadError(f"{file}: damaged: expected {manifest['num_docs']:,} documents, got {number:,}")
+    except LoadError as error:
+        raise CorpusError(str(error)) from None
+
+
 def is_folder(path: str | os.PathLike) -> bool:
     """Return whether a path is a corpus folder of any version; its files are not checked."""
     file = Path(path) / "manifest.json"
@@ -202,7 +236,19 @@ def _open(path: Path, manifest: dict[str, Any], verify: bool) -> CountedCorpus:
         vocabulary = (path / _WORDS).read_bytes().decode("utf-8", "replace").split("\n")[:-1]
         if len(vocabulary) != num_words:
             raise LoadError(f"{path / _WORDS}: damaged: expected {num_words} words, got {len(vocabulary)}")
+    if "metadata" in manifest:
+        durable_files.verify(path / _METADATA, files.get(_METADATA), checksum=verify)
+        _check_names(path, manifest["metadata"])
     return CountedCorpus(Corpus(indptr, indices, data, num_words), vocabulary, manifest)
+
+
+def _check_names(path: Path, names: object) -> None:
+    """Check the names of the fields with the metadata."""
+    keep = names.get("keep") if isinstance(names, dict) else None
+    if not isinstance(names, dict) or not isinstance(keep, list):
+        raise LoadError(f"{path / 'manifest.json'}: damaged: expected the names of the kept fields, got {names!r}")
+    if not all(isinstance(name, str) for name in ([] if names.get("id") is None else [names["id"]]) + keep):
+        raise LoadError(f"{path / 'manifest.json'}: damaged: expected the names of fields, got {names!r}")
 
 
 def _open_array(path: Path, entry: Entry | None, length: int, verify: bool) -> npt.NDArray:
@@ -232,7 +278,11 @@ def _check_options(
     if source.is_text:
         tokens = tokens or text.tokens(**token_options, encoding=source.encoding)
     else:
-        for name, value in (*token_options.items(), *([] if jobs is None else [("jobs", jobs)])):
+        given = {"jobs": jobs, "tokens": tokens}
+        for name, value in (
+            *token_options.items(),
+            *((name, given[name]) for name in given if given[name] is not None),
+        ):
             raise corpus_error(source.paths[0], (OptionName(name, value), f" has no meaning for {source.format}"))
     limits = {"min_df": min_df, "max_df": max_df, "max_features": max_features}
     text.check_limits(min_df, max_df, max_features, min_npmi)

@@ -8,13 +8,17 @@ from typing import Any
 
 from smoothgrad_jax.data import compressed_files
 from smoothgrad_jax.data.compressed_files import decode, read_utf8, text_lines, without_suffix
+from smoothgrad_jax.data.documents import Document, metadata_of
 from smoothgrad_jax.data.errors import OptionName, corpus_error, excerpt, plural
 from smoothgrad_jax.data.formats import Format
 from smoothgrad_jax.data.sources import Head, Source
 
 MAX_TEXT_BYTES = 2**26  # length of one text
 
+OPTIONS = frozenset({"field", "id", "keep"})  # options of formats with fields
+
 _FIELDS = ("text", "body", "abstract", "content")  # the usual names of the text in a record
+_IDS = ("id", "doi", "url")  # the usual names of the id, also in capital letters
 
 
 def read_text(path: Path, encoding: str) -> str:
@@ -60,22 +64,25 @@ def table_format(name: str, delimiter: str, priority: int) -> Format:
 
     def prepare(source: Source) -> Source:
         number, names = next(_table_records(source.paths[0], source.encoding, name, delimiter), (1, []))
-        return with_field(source, number, names, names)
+        return with_metadata(with_field(source, number, names, names), number, names)
 
-    def texts(source: Source) -> Iterator[str]:
+    def documents(source: Source) -> Iterator[Document]:
         for path in source.paths:
             records = _table_records(path, source.encoding, name, delimiter)
             number, header = next(records, (1, []))
-            if source.field is None or header.count(source.field) != 1:
-                raise corpus_error(path, f"expected one column {source.field!r}, got {listed(header)}", number)
-            column = header.index(source.field)
+            for field in (source.field, *source.keep):
+                if field is None or header.count(field) != 1:
+                    raise corpus_error(path, f"expected one column {field!r}, got {listed(header)}", number)
+            column, *keep = (header.index(str(field)) for field in (source.field, *source.keep))
+            id = header.index(source.id) if source.id in header else None  # other files can have no ids
             for number, record in records:
                 if len(record) != len(header):
                     expected = f"expected {plural(len(header), 'column')} as in the header"
                     raise corpus_error(path, f"{expected}, got {len(record)}", number)
-                yield record[column]
+                metadata = metadata_of(None if id is None else record[id], [record[i] for i in keep])
+                yield Document(record[column], metadata)
 
-    return Format(priority, recognise, texts=texts, prepare=prepare, options=frozenset({"field"}))
+    return Format(priority, recognise, documents, prepare=prepare, options=OPTIONS)
 
 
 def with_field(source: Source, line: int, names: list[str], texts: list[str]) -> Source:
@@ -100,6 +107,28 @@ def with_field(source: Source, line: int, names: list[str], texts: list[str]) ->
     elif field not in names:
         raise corpus_error(path, f"expected the field {field!r}, got {listed(names)}", line)
     return source._replace(field=field)
+
+
+def with_metadata(source: Source, line: int, names: list[str]) -> Source:
+    """Return the source with the name of the field that is the id.
+
+    Args:
+      source: The source, with the id and the fields to keep that the user requires, if any.
+      line: The line of the first record.
+      names: The fields of the first records.
+
+    Raises:
+      CorpusError: If a required field is missing.
+    """
+    required = [("id", source.id)] if source.id is not None else []
+    for option, name in (*required, *(("keep", name) for name in source.keep)):
+        if name not in names:
+            problem = OptionName(option, name), f": there is no such field; expected one of {listed(names)}"
+            raise corpus_error(source.paths[0], problem, line)
+    if source.id is not None:
+        return source
+    likely = (name for id in _IDS for name in names if name.lower() == id and names.count(name) == 1)
+    return source._replace(id=next((name for name in likely if name != source.field), None))
 
 
 def listed(names: Iterable[str]) -> str:

@@ -1,8 +1,8 @@
-"""Sources of documents: recognise the format of files, and stream their texts or counts in bounded memory.
+"""Sources of documents: recognise the format of files, and stream their documents in bounded memory.
 
 | format       | a document is                | recognised by                                                          |
 |--------------|------------------------------|------------------------------------------------------------------------|
-| ``text``     | a line that is not blank     | no other format                                                        |
+| ``text``     | a line, also a blank one     | no other format                                                        |
 | ``files``    | a file in a folder           | a folder                                                               |
 | ``jsonl``    | a line, a JSON object        | a first line that is a JSON object                                     |
 | ``csv``      | a record                     | a header with the given column, or text, body, abstract or content     |
@@ -29,6 +29,7 @@ from typing import NamedTuple, TypeVar
 from smoothgrad_jax.data import compressed_files, formats, text
 from smoothgrad_jax.data.compressed_files import SUFFIXES, decompress, read_utf8, without_suffix
 from smoothgrad_jax.data.count_blocks import Block
+from smoothgrad_jax.data.documents import Document, Metadata
 from smoothgrad_jax.data.errors import CorpusError, OptionName, Pieces, corpus_error, plural
 
 _HEAD_BYTES = 2**16  # the part of a file from which its format is recognised
@@ -43,7 +44,7 @@ _FOREIGN = {
     b"\x93NUMPY": "a single array; save a sparse matrix by scipy.sparse.save_npz",
 }
 
-Document = TypeVar("Document")
+Part = TypeVar("Part", Document, Block)
 
 
 class Source(NamedTuple):
@@ -57,6 +58,8 @@ class Source(NamedTuple):
       vocabulary: The words, if they are given or come with the counts.
       num_words: V, if it is known from a header or a vocabulary.
       field: The name of the text in jsonl, csv and tsv.
+      id: The name of the field with the ids; None if documents are identified by their row numbers.
+      keep: The names of the fields that are kept beside the text.
       encoding: The encoding of texts.
       first_id: The id of the first word (in uci and mm also of the first document), if given.
       sort: Whether to sort triplets without inspecting their order.
@@ -69,6 +72,8 @@ class Source(NamedTuple):
     vocabulary: list[str] | None = None
     num_words: int | None = None
     field: str | None = None
+    id: str | None = None
+    keep: tuple[str, ...] = ()
     encoding: str = "utf-8"
     first_id: int | None = None
     sort: bool = False
@@ -77,18 +82,35 @@ class Source(NamedTuple):
 
     @property
     def is_text(self) -> bool:
-        """Whether the source has :meth:`texts`; otherwise it has :meth:`blocks`."""
-        return formats.get(self.format).texts is not None
+        """Whether the source has :meth:`documents`; otherwise it has :meth:`blocks`."""
+        return formats.get(self.format).documents is not None
 
-    def texts(self) -> Iterator[str]:
-        """Yield the documents of a source of text, or raise :class:`CorpusError`.
+    @property
+    def has_metadata(self) -> bool:
+        """Whether documents have ids or kept fields."""
+        return self.id is not None or bool(self.keep)
 
-        Blank lines of "text" are not documents; an empty record or file is an empty document.
+    def documents(self) -> Iterator[Document]:
+        """Yield the documents of a source of text with their ids and kept fields, or raise :class:`CorpusError`.
+
+        A blank line of "text" is an empty document, and so is an empty record or file. Blank lines between the records
+        of other formats are not documents.
         """
-        read = formats.get(self.format).texts
+        read = formats.get(self.format).documents
         if read is None:
             raise corpus_error(self.paths[0], f"contains {self.format}, not text")
         return _at_least_one(self, read(self))
+
+    def texts(self) -> Iterator[str]:
+        """Yield the texts of :meth:`documents`."""
+        return (document.text for document in self.documents())
+
+    def metadata(self) -> Iterator[Metadata]:
+        """Yield the ids and kept fields of all documents, of text or of counts; nothing if there are none."""
+        if not self.has_metadata:
+            return iter(())
+        read = formats.get(self.format).metadata
+        return read(self) if read else (document.metadata for document in self.documents())
 
     def blocks(self) -> Iterator[Block]:
         """Yield the documents of a source of counts, in blocks of about a million entries or documents.
@@ -159,6 +181,8 @@ def open_source(
     paths: str | os.PathLike | Iterable[str | os.PathLike],
     *,
     field: str | None = None,
+    id: str | None = None,
+    keep: Iterable[str] = (),
     vocabulary: str | os.PathLike | Iterable[str] | bool | None = None,
     first_id: int | None = None,
     encoding: str = "utf-8",
@@ -173,6 +197,11 @@ def open_source(
         "folder" stands for the files in it.
       field: The field of jsonl, or column of csv and tsv, with the text. By default the first of "text", "body",
         "abstract", "content" that exists, or the only one that contains text.
+      id: The field of jsonl, or column of csv and tsv, with the ids. By default the first of "id", "doi", "url" that
+        exists, in small or capital letters. The ids of "files" are the names of the files. A document without an id is
+        identified by its row number.
+      keep: The fields or columns to keep for the outputs that have one row per document. A corpus folder keeps those
+        with which it was converted; by default all of them are used.
       vocabulary: A file with one word per line, or the words. By default, counts use ``vocab.X.txt`` in the folder of
         ``docword.X.txt``, and ``vocab.txt`` or ``vocabulary.txt`` in the folder of other files; False uses none.
       first_id: The first id in the file, 0 or 1. By default 1 for uci and mm; for ldac and svmlight 0, unless there is
@@ -200,9 +229,11 @@ def open_source(
         if kind != kinds[0]:
             problem = f"expected {kinds[0]} as in {found[0]}, got {kind}; if that is wrong, pass "
             raise corpus_error(path, (problem, OptionName("format")))
-    source = Source(tuple(found), kinds[0], None, None, field, encoding, first_id, sort)
+    keep = tuple(dict.fromkeys([keep] if isinstance(keep, str) else keep))
+    source = Source(tuple(found), kinds[0], None, None, field, id, keep, encoding, first_id, sort)
     entry = formats.get(source.format)
-    for name, value in (("field", field), ("first_id", first_id), ("sort", sort or None)):
+    given = {"field": field, "id": id, "keep": ",".join(keep) or None, "first_id": first_id, "sort": sort or None}
+    for name, value in given.items():
         if value is not None and name not in entry.options:
             raise corpus_error(found[0], (OptionName(name, value), f" has no meaning for {source.format}"))
     return _with_vocabulary(entry.prepare(source) if entry.prepare else source, vocabulary)
@@ -248,11 +279,11 @@ def files_in(folder: Path) -> list[Path]:
     return sorted(found)
 
 
-def _at_least_one(source: Source, documents: Iterator[Document]) -> Iterator[Document]:
+def _at_least_one(source: Source, parts: Iterator[Part]) -> Iterator[Part]:
     found = False
-    for document in documents:
+    for part in parts:
         found = True
-        yield document
+        yield part
     if not found:
         raise corpus_error(source.paths[0], "expected documents, got none")
 

@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import lzma
+import math
 import tracemalloc
 import zipfile
 
@@ -22,7 +23,7 @@ from smoothgrad_jax.data import compressed_files, count_blocks, formats, records
 from smoothgrad_jax.data.errors import CorpusError
 from smoothgrad_jax.data.sources import open_source, recognise
 
-TEXT_FORMATS = tuple(name for name in formats.NAMES if formats.get(name).texts)
+TEXT_FORMATS = tuple(name for name in formats.NAMES if formats.get(name).documents)
 COUNT_FORMATS = tuple(name for name in formats.NAMES if formats.get(name).blocks and name != "folder")
 COMPRESSION = {"plain": bytes, "gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
 TEXTS = ["the cat sat", "ein Satz, mit “Zeichen”", 'say "hello"\tto all', "δοκιμή 文書 🙂"]
@@ -358,9 +359,9 @@ def test_vocabularies_are_found_and_checked(tmp_path):
     assert open_source(text, vocabulary=["a"]).vocabulary == ["a"]
 
 
-def test_blank_lines_are_skipped_and_line_ends_removed(tmp_path):
+def test_every_line_is_a_document_without_its_line_end(tmp_path):
     path = file(tmp_path, b"\xef\xbb\xbfone\r\n\r\n \t\ntwo\x0b\x0c\xe2\x80\xa8still\n\n")
-    assert list(open_source(path).texts()) == ["one", "two\x0b\x0c\u2028still"]
+    assert list(open_source(path).texts()) == ["one", "", " \t", "two\x0b\x0c\u2028still", ""]
 
 
 def test_quoted_newlines_and_empty_records_are_kept(tmp_path):
@@ -368,6 +369,74 @@ def test_quoted_newlines_and_empty_records_are_kept(tmp_path):
     assert list(open_source(path).texts()) == ['a\n\n"b"', "", "c"]
     path = file(tmp_path, b'{"abstract": null}\n\n{"abstract": "\\ud800."}\n')
     assert list(open_source(path, field="abstract").texts()) == ["", "?."]
+
+
+TABLE = [("DOI", "date", "n", "text"), ("a/1", "2020", "3", "one"), ("", "2021", "", "two"), ("b", "", "5", "")]
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl"])
+def test_ids_and_kept_fields_come_with_the_texts(tmp_path, kind):
+    rows = TABLE[1:]
+    if kind == "jsonl":
+        lines = [{"DOI": "a/1", "date": "2020", "text": "one"}, {"date": 2021, "text": "two", "n": [1]}]
+        lines.append({"DOI": 7, "date": None, "text": None, "n": math.nan})
+        path = file(tmp_path, "".join(json.dumps(line) + "\n" for line in lines).encode())
+        expected = [("a/1", None, "2020"), (None, "[1]", 2021), ("7", None, None)]
+    else:
+        text = io.StringIO(newline="")
+        csv.writer(text, delimiter="," if kind == "csv" else "\t").writerows(TABLE)
+        path = file(tmp_path, text.getvalue().encode())
+        expected = [(id or None, n, date) for id, date, n, _ in rows]
+    source = open_source(path, keep=["n", "date", "n"])
+    assert (source.format, source.id, source.keep, source.has_metadata) == (kind, "DOI", ("n", "date"), True)
+    assert [(each.id, *each.fields) for each in source.metadata()] == expected
+    assert [each.metadata for each in source.documents()] == list(source.metadata())
+    assert list(source.texts()) == ["one", "two", ""]
+    assert next(open_source(path, id="date").metadata()).id == "2020"
+    for option in ({"id": "nothing"}, {"keep": ["date", "nothing"]}):
+        name = next(iter(option))
+        with pytest.raises(
+            CorpusError, match=rf"corpus, line 1: {name}='nothing': there is no such field; .*'DOI', 'd"
+        ):
+            open_source(path, **option)
+
+
+def test_the_usual_names_of_ids_are_found_in_this_order(tmp_path):
+    def found(*names, **options):
+        rows = [names, ["x"] * len(names)]
+        return open_source(file(tmp_path, "".join(",".join(row) + "\n" for row in rows).encode()), **options).id
+
+    assert found("url", "doi", "text", "id") == "id"
+    assert found("text", "URL", "Doi") == "Doi"
+    assert found("text", "url") == "url"
+    assert found("text", "ids") is None
+    assert found("id", "url", field="id") == "url"  # the text is no id
+    assert found("id", "id", "text") is None  # it is unclear which column is meant
+
+
+def test_ids_of_some_formats(tmp_path):
+    (tmp_path / "b").mkdir()
+    for name in ("a.txt", "b/c.txt"):
+        file(tmp_path, b"words", name)
+    assert [each.id for each in open_source(tmp_path).metadata()] == ["a.txt", "b/c.txt"]
+    both = [str(tmp_path / "b"), str(tmp_path / "a.txt")]
+    assert [each.id for each in open_source(both, format="files").metadata()] == [f"{both[0]}/c.txt", both[1]]
+    lines = open_source(file(tmp_path, b"one\n\ntwo\n"))
+    assert not lines.has_metadata
+    assert list(lines.metadata()) == []
+    for option in ({"id": "id"}, {"keep": ["date"]}, {"keep": "date"}):
+        name = next(iter(option))
+        for path in (lines.paths[0], file(tmp_path, npz(matrix()), "counts")):
+            with pytest.raises(CorpusError, match=rf"{name}='\w+' has no meaning for"):
+                open_source(path, **option)
+
+
+def test_a_file_without_ids_follows_one_with_ids(tmp_path):
+    paths = [file(tmp_path, b"id,text,date\nx,one,1\n", "a.csv"), file(tmp_path, b"date,text\n2,two\n", "b.csv")]
+    assert list(open_source(paths, keep=["date"]).metadata()) == [("x", ("1",)), (None, ("2",))]
+    other = file(tmp_path, b"id,text\ny,three\n", "c.csv")
+    with pytest.raises(CorpusError, match=r"c\.csv, line 1: expected one column 'date', got 'id', 'text'"):
+        list(open_source([*paths, other], keep=["date"]).metadata())
 
 
 def test_long_columns_are_read(tmp_path):
@@ -524,9 +593,8 @@ def test_missing_and_empty_inputs_are_errors(tmp_path):
     for kind in (None, "files", "jsonl"):
         with pytest.raises(CorpusError, match="folder: expected files in the folder, got none"):
             consume(open_source(tmp_path / "folder", format=kind))
-    for data in (b"\n \n", b"0\n0\n0\n"):
-        with pytest.raises(CorpusError, match="corpus: expected documents, got none"):
-            consume(open_source(file(tmp_path, data)))
+    with pytest.raises(CorpusError, match="corpus: expected documents, got none"):
+        consume(open_source(file(tmp_path, b"0\n0\n0\n")))
     with pytest.raises(CorpusError, match="folder: expected a file, got a folder"):
         open_source(file(tmp_path, uci(matrix())), vocabulary=tmp_path / "folder")
     with pytest.raises(ValueError, match="at least one file"):

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from smoothgrad_jax.data import corpus_folder, count_blocks
+from smoothgrad_jax.data import corpus_folder, count_blocks, records
 from smoothgrad_jax.data.corpus_folder import CountedCorpus
 from smoothgrad_jax.data.count_blocks import Block
-from smoothgrad_jax.data.errors import corpus_error
+from smoothgrad_jax.data.documents import Metadata
+from smoothgrad_jax.data.errors import OptionName, corpus_error
 from smoothgrad_jax.data.formats import Format
 from smoothgrad_jax.data.sources import Head, Source
 
@@ -20,7 +21,18 @@ def _prepare(source: Source) -> Source:
     if len(source.paths) > 1:
         raise corpus_error(source.paths[1], "a corpus folder must be the only input")
     stored = corpus_folder.open_folder(source.paths[0])
-    return source._replace(vocabulary=stored.vocabulary, num_words=stored.corpus.num_words, loaded=stored)
+    id, kept = _fields(stored)
+    for name in source.keep:
+        if name not in kept:
+            problem = f": the corpus keeps {records.listed(kept)}; convert the source again with "
+            raise corpus_error(source.paths[0], (OptionName("keep", name), problem, OptionName("keep")))
+    return source._replace(
+        vocabulary=stored.vocabulary,
+        num_words=stored.corpus.num_words,
+        id=id,
+        keep=source.keep or tuple(kept),
+        loaded=stored,
+    )
 
 
 def _blocks(source: Source) -> Iterator[Block]:
@@ -30,4 +42,18 @@ def _blocks(source: Source) -> Iterator[Block]:
         yield Block(offsets, indices[entries].astype(np.int32), data[entries])
 
 
-FORMAT = Format(0, _recognise, blocks=_blocks, prepare=_prepare)
+def _metadata(source: Source) -> Iterator[Metadata]:
+    assert isinstance(source.loaded, CountedCorpus)
+    _, kept = _fields(source.loaded)
+    chosen = [kept.index(name) for name in source.keep]
+    for id, fields in corpus_folder.read_metadata(source.paths[0], source.loaded.manifest):
+        yield Metadata(id, tuple(fields[i] for i in chosen))
+
+
+def _fields(stored: CountedCorpus) -> tuple[str | None, list[str]]:
+    """Return the name of the field with the id, and the names of the kept fields."""
+    names = stored.manifest.get("metadata", {"id": None, "keep": []})
+    return names["id"], names["keep"]
+
+
+FORMAT = Format(0, _recognise, blocks=_blocks, metadata=_metadata, prepare=_prepare, options=frozenset({"keep"}))
