@@ -34,8 +34,9 @@ from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.data.errors import CorpusError, CorpusWarning, OptionName
 
 _INPUTS = (
-    "files or a folder: text with one document per line, a folder of text files, JSON lines, CSV, TSV, UCI docword, "
-    "LDA-C, Matrix Market, svmlight, scipy .npz, optionally compressed by gzip, bzip2 or xz; or the output of convert"
+    "files or a folder: text with one document per line, a folder of text files, JSON lines, CSV, TSV, Parquet, UCI "
+    "docword, LDA-C, Matrix Market, svmlight, scipy .npz, optionally compressed by gzip, bzip2 or xz; or the output of "
+    "convert; or - for the standard input, which is copied to a temporary file, as are pipes"
 )
 _LATER = 0.02  # seconds between a Ctrl-C that cannot be handled and the next attempt
 # Option of the model -> setting.
@@ -282,7 +283,9 @@ def _add_inputs(parser: argparse.ArgumentParser, optional: bool = False) -> None
     parser.add_argument("inputs", nargs="*" if optional else "+", metavar="IN", help=_INPUTS)
     group = parser.add_argument_group("reading")
     group.add_argument("--format", choices=formats.NAMES, help="format of the files (recognised from their content)")
-    group.add_argument("--field", metavar="NAME", help="field of JSON lines, or column of CSV and TSV, with the text")
+    group.add_argument(
+        "--field", metavar="NAME", help="field of JSON lines, or column of CSV, TSV and Parquet, with the text"
+    )
     group.add_argument("--encoding", default="utf-8", help="encoding of the text (%(default)s)")
     group.add_argument("--first-id", type=int, choices=(0, 1), help="id of the first word in count files")
     group.add_argument("--sort", action="store_true", help="sort triplets by document")

@@ -115,11 +115,7 @@ def convert(
     """
     out = Path(out)
     tokens, limits, words = _check_options(source, jobs, **options)
-    if os.path.lexists(out) and not overwrite:
-        remedy = "choose another name, or pass ", OptionName("overwrite", True), " to replace a corpus"
-        raise corpus_error(out, ("exists already; ", *remedy))
-    if os.path.lexists(out) and not is_folder(out):
-        raise corpus_error(out, "exists and is not a corpus folder; it is not overwritten")
+    check_output(out, overwrite)
     with durable_files.saving(out, lambda: "what was written has been removed"):
         durable_files.make_folder(out.parent)
         with durable_files.replacing(out, overwrite=overwrite) as temporary, contextlib.ExitStack() as stack:
@@ -136,6 +132,15 @@ def convert(
             manifest = {"format": FORMAT, "version": VERSION, **manifest, "files": files}
             durable_files.write_json(temporary / "manifest.json", manifest)
     return open_folder(out)
+
+
+def check_output(out: str | os.PathLike, overwrite: bool) -> None:
+    """Raise an error if :func:`convert` would not replace what ``out`` contains."""
+    if os.path.lexists(out) and not overwrite:
+        remedy = "choose another name, or pass ", OptionName("overwrite", True), " to replace a corpus"
+        raise corpus_error(out, ("exists already; ", *remedy))
+    if os.path.lexists(out) and not is_folder(out):
+        raise corpus_error(out, "exists and is not a corpus folder; it is not overwritten")
 
 
 def read(

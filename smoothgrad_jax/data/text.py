@@ -48,7 +48,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache
 from numbers import Integral, Real
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypedDict
 
 import numpy as np
@@ -56,6 +55,7 @@ import numpy.typing as npt
 
 from smoothgrad_jax.data.compressed_files import MAX_RECORD_BYTES, text_lines
 from smoothgrad_jax.data.errors import CorpusError, CorpusWarning, OptionName, Pieces, corpus_error, excerpt, plural
+from smoothgrad_jax.data.local_files import regular_file
 
 WORD = r"(?u)\b[^\W\d_][^\W_]{2,}\b"  # three or more letters or digits, the first a letter
 
@@ -233,7 +233,7 @@ def read_words(path: str | os.PathLike, encoding: str = "utf-8") -> list[str]:
     Raises:
       CorpusError: If the file cannot be read, has a blank line before a word, or is too large for a vocabulary.
     """
-    path, words, length, blank = Path(path), [], 0, 0
+    path, words, length, blank = regular_file(path), [], 0, 0
     for number, line in text_lines(path, encoding, MAX_RECORD_BYTES):
         word = line.strip()
         length += len(word)
@@ -548,7 +548,7 @@ def _check_lengths(ngram_range: Any) -> tuple[int, int]:
 def _stop_words(given: Any, name: str, lowercase: bool, encoding: str) -> tuple[str, ...]:
     """Return words that are given as an option: words, or the path of a file."""
     if isinstance(given, str | os.PathLike):
-        if not os.path.isfile(given):
+        if not os.path.exists(given) or os.path.isdir(given):
             expected = "expected english, or a file with one word per line"
             raise _option_error(name, f"{expected}; there is no file {os.fspath(given)!r}")
         given = read_words(given, encoding)

@@ -1,9 +1,9 @@
 """Output shared by several commands: messages, JSON lines, topics, and files with one row per document."""
 
 import json
-import os
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +17,7 @@ from smoothgrad_jax.data.corpus_folder import CountedCorpus
 from smoothgrad_jax.data.counting import OnProgress
 from smoothgrad_jax.data.durable_files import replacing
 from smoothgrad_jax.data.errors import plural
+from smoothgrad_jax.data.local_files import is_url
 from smoothgrad_jax.models.topic_quality import effective_topics
 
 INTERRUPTED = 130  # exit code
@@ -104,10 +105,13 @@ def check_output(out: str | None) -> None:
     check_file(path)
 
 
-def check_file(path: Path) -> None:
+def check_file(path: Path, suffixes: Sequence[str] = ()) -> None:
     """Raise an error if the path of an output file is a folder, or if its folder cannot be written."""
+    if suffixes and path.suffix not in suffixes:
+        raise CommandError(f"{path}: expected a name that ends in {' or '.join(suffixes)}")
     if path.is_dir():
         raise CommandError(f"{path}: expected the name of a file, got a folder; give another name")
+    _refuse_url(path)
     if not path.parent.is_dir():
         raise CommandError(f"{path}: the folder {path.parent} does not exist")
     check_folder(path.parent)
@@ -115,11 +119,21 @@ def check_file(path: Path) -> None:
 
 def check_folder(path: Path) -> None:
     """Raise an error if a path is not a folder that can be written, or that can be created."""
+    _refuse_url(path)
     first = next(each for each in (path, *path.absolute().parents) if each.exists())
     if not first.is_dir():
         raise CommandError(f"{path}: expected a folder or a new name, got a file" + (f" {first}" * (first != path)))
-    if not os.access(first, os.W_OK):
-        raise CommandError(f"{path}: the folder {first} is not writable")
+    try:
+        # Permissions are not enough: the file system can be read-only, or a network can map the user to another one.
+        with tempfile.TemporaryFile(dir=first):
+            pass
+    except OSError as error:
+        raise CommandError(f"{path}: the folder {first} is not writable: {error.strerror}") from None
+
+
+def _refuse_url(path: Path) -> None:
+    if is_url(str(path)):
+        raise CommandError(f"{path}: expected a file or a folder of this computer, got a URL")
 
 
 @contextmanager

@@ -16,8 +16,9 @@ def run(args: Namespace) -> int:
         refuse_reading_options(args)
     path = Path(args.out) if args.out else Path(args.model) / "report.html"
     if args.out:
-        check_file(path)
+        check_file(path, (".html", ".htm"))
     model = saved_models.load_model(args.model)
+    check_file(path)
     typical = None
     if args.inputs:
         documents = open_for_model(args, model)
