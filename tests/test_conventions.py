@@ -33,7 +33,7 @@ PACKAGES = {
     "data": {"jax", "numpy", "scipy", "sklearn", "joblib", "pyarrow"},
     "models": {"jax", "numpy", "scipy"},
     "training": {"jax", "numpy"},
-    "app": {"jax", "numpy", "scipy", "sklearn", "matplotlib", "tqdm", "pyLDAvis"},
+    "app": {"jax", "numpy", "scipy", "sklearn", "matplotlib", "tqdm", "pyLDAvis", "pyarrow"},
 }
 
 

@@ -38,6 +38,7 @@ _INPUTS = (
     "docword, LDA-C, Matrix Market, svmlight, scipy .npz, optionally compressed by gzip, bzip2 or xz; or the output of "
     "convert; or - for the standard input, which is copied to a temporary file, as are pipes"
 )
+_TABLES = ".tsv, .csv, .jsonl, .npz or .parquet"  # see `smoothgrad_jax.app.commands.tables`
 _LATER = 0.02  # seconds between a Ctrl-C that cannot be handled and the next attempt
 # Option of the model -> setting.
 _SETTING_OF = {"tol": "local_tol", "max_iter": "local_max_iter"}
@@ -190,9 +191,11 @@ def _topics_options(parser: argparse.ArgumentParser) -> None:
 
 def _transform_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL")
-    _add_inputs(parser)
+    _add_metadata(_add_inputs(parser))
     _add_tokenizer(parser, "if the model was fitted with it")
-    parser.add_argument("--out", metavar="FILE", help=".tsv, .jsonl or .npz with one row per document")
+    parser.add_argument(
+        "--out", metavar="FILE", help=f"{_TABLES} with one row per document; words is 0 for an empty document"
+    )
 
 
 def _score_options(parser: argparse.ArgumentParser) -> None:
@@ -219,14 +222,14 @@ def _sweep_options(parser: argparse.ArgumentParser) -> None:
 
 def _report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL")
-    _add_inputs(parser, optional=True)
+    _add_metadata(_add_inputs(parser, optional=True))
     _add_tokenizer(parser, "if the model was fitted with it")
     parser.add_argument("--out", metavar="FILE", help="the HTML file (MODEL/report.html)")
     parser.add_argument("--title", help="title of the page")
 
 
 def _convert_options(parser: argparse.ArgumentParser) -> None:
-    _add_inputs(parser)
+    _add_metadata(_add_inputs(parser))
     parser.add_argument("out", metavar="OUT", help="the folder to write")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing corpus folder")
     parser.add_argument("--jobs", type=_positive, metavar="N", help="processes that count text (one per core)")
@@ -277,7 +280,8 @@ def _add_settings(
         )
 
 
-def _add_inputs(parser: argparse.ArgumentParser, optional: bool = False) -> None:
+def _add_inputs(parser: argparse.ArgumentParser, optional: bool = False) -> argparse._ArgumentGroup:
+    """Add the input files and the options that say how they are read; return the group of these options."""
     from smoothgrad_jax.data import formats
 
     parser.add_argument("inputs", nargs="*" if optional else "+", metavar="IN", help=_INPUTS)
@@ -290,6 +294,16 @@ def _add_inputs(parser: argparse.ArgumentParser, optional: bool = False) -> None
     group.add_argument("--first-id", type=int, choices=(0, 1), help="id of the first word in count files")
     group.add_argument("--sort", action="store_true", help="sort triplets by document")
     group.add_argument("--words-file", metavar="FILE", help="vocabulary of count files, one word per line; or none")
+    return group
+
+
+def _add_metadata(reading: argparse._ArgumentGroup) -> None:
+    reading.add_argument(
+        "--id", metavar="NAME", help="field or column with the ids (id, doi or url; the names of files in a folder)"
+    )
+    reading.add_argument(
+        "--keep", type=_names, default=(), metavar="NAME,NAME,…", help="fields or columns to keep beside the ids"
+    )
 
 
 def _add_words(parser: argparse.ArgumentParser) -> None:
@@ -388,6 +402,13 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text}")
     return int(text)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if not all(names) or len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError(f"must be different names of fields, got {text!r}")
+    return names
 
 
 def _number_or_fraction(text: str) -> int | float:

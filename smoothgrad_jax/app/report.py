@@ -21,6 +21,7 @@ map is classical scaling of the Jensen–Shannon distances between topics.
 import base64
 import hashlib
 import html
+import itertools
 import json
 import math
 import os
@@ -98,19 +99,22 @@ def write_report(
     return path
 
 
-def typical_documents(theta: npt.ArrayLike, texts: Iterable[str], *, most: int = 5) -> dict[int, list[Excerpt]]:
+def typical_documents(
+    theta: npt.ArrayLike, texts: Iterable[str], ids: Iterable[str | None] | None = None, *, most: int = 5
+) -> dict[int, list[Excerpt]]:
     """Return the documents with the largest proportions of each topic, for :func:`write_report`.
 
     Args:
       theta: Topic proportions of the documents [D, K].
       texts: The D documents in the same order; they are read once, one at a time.
+      ids: Their ids, which become the titles; by default, or for None, a document is named by its number from 0.
       most: Largest number of documents per topic.
 
     Returns:
       Excerpts by topic, largest proportion first, ties in the order of the documents. Empty documents are skipped.
 
     Raises:
-      ValueError: If the number of texts differs from the number of rows of θ.
+      ValueError: If the number of texts or of ids differs from the number of rows of θ.
     """
     theta = np.asarray(theta)
     if theta.ndim != 2:
@@ -118,13 +122,15 @@ def typical_documents(theta: npt.ArrayLike, texts: Iterable[str], *, most: int =
     # More candidates than needed, because empty documents are skipped.
     order = [largest(column, 2 * most + 10) for column in theta.T]
     candidates, excerpts, number = set(np.concatenate(order).tolist()) if order else set(), {}, 0
-    for number, text in enumerate(texts, start=1):
+    named = zip(texts, itertools.repeat(None) if ids is None else ids, strict=ids is not None)
+    for number, (text, name) in enumerate(named, start=1):
         if number - 1 in candidates and text.strip():
-            excerpts[number - 1] = _truncated(text.strip(), _MAX_TEXT_LENGTH)
+            title = _truncated(name or f"document {number - 1}", _MAX_WORD_LENGTH)
+            excerpts[number - 1] = _truncated(text.strip(), _MAX_TEXT_LENGTH), title
     if number != len(theta):
         raise ValueError(f"expected one text per row of theta: {len(theta)} rows, got {number} texts")
     return {
-        k: [Excerpt(float(theta[d, k]), excerpts[d], f"document {d}") for d in rows.tolist() if d in excerpts][:most]
+        k: [Excerpt(float(theta[d, k]), *excerpts[d]) for d in rows.tolist() if d in excerpts][:most]
         for k, rows in enumerate(order)
     }
 

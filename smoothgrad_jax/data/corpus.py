@@ -90,6 +90,12 @@ class Corpus(NamedTuple):
             counts += np.bincount(part.indices[entries], part.data[entries], self.num_words)
         return counts
 
+    def lengths(self) -> npt.NDArray[np.float64]:
+        """Return the number of words of each document [D], repetitions included."""
+        entries = slice(self.indptr[0], self.indptr[-1])
+        total = np.concatenate([[0.0], np.cumsum(self.data[entries], dtype=np.float64)])
+        return np.diff(total[self.indptr - self.indptr[0]])
+
     def layout(self, batch_size: int) -> Layout:
         """Return a shape for minibatches of ``batch_size`` ≤ D documents.
 

@@ -35,9 +35,10 @@ from smoothgrad_jax.data.errors import CorpusError, OptionName, corpus_error
 from smoothgrad_jax.data.sources import Source
 
 FORMAT, VERSION = "smoothgrad corpus", 2
+METADATA = "metadata.jsonl"  # an optional file
 
 _TYPES = {"indptr.npy": ("<i8",), "indices.npy": ("<u2", "<i4"), "data.npy": ("|u1", "<u2", "<u4", "<f4")}
-_WORDS, _METADATA = "vocabulary.txt", "metadata.jsonl"
+_WORDS = "vocabulary.txt"
 _SEQUENCES = OptionName("ngram_range", (1, 2))
 
 
@@ -120,14 +121,14 @@ def convert(
         durable_files.make_folder(out.parent)
         with durable_files.replacing(out, overwrite=overwrite) as temporary, contextlib.ExitStack() as stack:
             temporary.mkdir()
-            lines = stack.enter_context(durable_files.new_file(temporary / _METADATA)) if source.has_metadata else None
+            lines = stack.enter_context(durable_files.new_file(temporary / METADATA)) if source.has_metadata else None
             record = None if lines is None else lambda metadata: lines.write(documents.metadata_line(metadata))
             counted = stack.enter_context(
                 counting.count(source, tokens, limits, words, jobs, progress, temporary, record)
             )
             files, manifest = _write_files(counted, temporary), _manifest(source, tokens, counted)
             if lines is not None:
-                files[_METADATA] = lines.finish()
+                files[METADATA] = lines.finish()
                 manifest["metadata"] = {"id": source.id, "keep": list(source.keep)}
             manifest = {"format": FORMAT, "version": VERSION, **manifest, "files": files}
             durable_files.write_json(temporary / "manifest.json", manifest)
@@ -197,7 +198,7 @@ def read_metadata(path: str | os.PathLike, manifest: dict[str, Any]) -> Iterator
     Raises:
       CorpusError: If the file is damaged.
     """
-    file, number = Path(path) / _METADATA, 0
+    file, number = Path(path) / METADATA, 0
     try:
         with durable_files.loading(file), open(file, "rb") as lines:
             for metadata in documents.read_metadata(lines, len(manifest["metadata"]["keep"])):
@@ -242,7 +243,7 @@ def _open(path: Path, manifest: dict[str, Any], verify: bool) -> CountedCorpus:
         if len(vocabulary) != num_words:
             raise LoadError(f"{path / _WORDS}: damaged: expected {num_words} words, got {len(vocabulary)}")
     if "metadata" in manifest:
-        durable_files.verify(path / _METADATA, files.get(_METADATA), checksum=verify)
+        durable_files.verify(path / METADATA, files.get(METADATA), checksum=verify)
         _check_names(path, manifest["metadata"])
     return CountedCorpus(Corpus(indptr, indices, data, num_words), vocabulary, manifest)
 

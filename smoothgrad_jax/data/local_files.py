@@ -8,6 +8,7 @@ import atexit
 import os
 import re
 import shutil
+import stat
 import sys
 import tempfile
 import time
@@ -38,9 +39,11 @@ def regular_file(path: str | os.PathLike) -> Path:
     if is_url(name) and not os.path.exists(path):
         problem = "expected a file, got a URL; download the file first, or read it with a pipe:"
         raise corpus_error(name, f"{problem} curl -L URL | smoothgrad … -")
-    if "\0" not in name and path.is_fifo():
-        return _copy(_pipe_chunks(path), path.name)
-    return path
+    try:
+        is_pipe = stat.S_ISFIFO(os.stat(path).st_mode)
+    except (OSError, ValueError):  # the caller, who reads the file, raises an error
+        return path
+    return _copy(_pipe_chunks(path), path.name) if is_pipe else path
 
 
 def is_url(name: str) -> bool:

@@ -22,7 +22,7 @@ def run(args: Namespace) -> int:
     if out.exists() and not ((out / "model.json").exists() and saved_models.load_model(out).settings.get("demo")):
         raise CommandError(f"{out}: exists and is not the folder of a demo; give another folder with --out")
     check_folder(out)
-    source = sources.open_source(_documentation(), field="text", format="jsonl")
+    source = sources.open_source(_documentation(), field="text", id="name", format="jsonl")
     stored = corpus_folder.read(source)
     settings = Settings(topics=args.topics, seed=args.seed, passes=args.passes).resolve(stored.corpus.num_docs)
     log(f"{size_of(stored)}; {args.topics} topics")
@@ -30,7 +30,9 @@ def run(args: Namespace) -> int:
     code = train(training, as_json=False)
     model = saved_model(training, stored)
     saved_models.save_model(out, model)
-    typical = report.typical_documents(model.transform(stored.corpus), source.texts())
+    typical = report.typical_documents(
+        model.transform(stored.corpus), source.texts(), (each.id for each in source.metadata())
+    )
     path = report.write_report(out / "report.html", model, documents=typical, title="Topics in Python's documentation")
     print_topics(model, 10)
     print(f"report: {path.resolve().as_uri()}")

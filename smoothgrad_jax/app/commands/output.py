@@ -1,30 +1,26 @@
-"""Output shared by several commands: messages, JSON lines, topics, and files with one row per document."""
+"""Output shared by several commands: messages, JSON lines and topics."""
 
 import json
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from smoothgrad_jax.app.saved_models import SavedModel
 from smoothgrad_jax.data.corpus_folder import CountedCorpus
 from smoothgrad_jax.data.counting import OnProgress
-from smoothgrad_jax.data.durable_files import replacing
 from smoothgrad_jax.data.errors import plural
 from smoothgrad_jax.data.local_files import is_url
 from smoothgrad_jax.models.topic_quality import effective_topics
 
 INTERRUPTED = 130  # exit code
 _FEW_WORDS = 0.05  # a topic with less than this fraction of the mean prevalence holds few words
-_SUFFIXES = (".tsv", ".jsonl", ".npz")
-
-WriteRows = Callable[[int, np.ndarray], None]
 
 
 class CommandError(Exception):
@@ -54,14 +50,20 @@ def size_of(stored: CountedCorpus) -> str:
 
 
 def log_dropped(stored: CountedCorpus) -> None:
-    """Report words that are not in the vocabulary."""
-    dropped = stored.manifest["dropped"]
-    outside, empty = dropped["tokens_outside_vocabulary"], dropped["documents_that_lost_all_words"]
+    """Report words that are not in the vocabulary, and documents without any word."""
+    outside = stored.manifest["dropped"]["tokens_outside_vocabulary"]
     if outside:
-        others = f"; without any other word: {plural(empty, 'document')}" if empty else ""
         longest = (stored.manifest["tokens"] or {}).get("ngram_range", (1, 1))[1]
         what = plural(outside, "word") + (" and sequences of words" if longest > 1 else "")
-        log(f"ignoring {what} outside of the vocabulary{others}")
+        log(f"ignoring {what} outside of the vocabulary")
+    log_empty(stored)
+
+
+def log_empty(stored: CountedCorpus) -> None:
+    """Report documents without any word of the vocabulary, which keep their rows."""
+    empty, documents = stored.manifest["dropped"]["empty_documents"], plural(stored.corpus.num_docs, "document")
+    if empty:
+        log(f"{empty:,} of {documents} {'is' if empty == 1 else 'are'} empty, or without any known word")
 
 
 def print_topics(model: SavedModel, num_words: int, max_topics: int | None = None, show_all: bool = False) -> None:
@@ -91,20 +93,6 @@ def print_topics(model: SavedModel, num_words: int, max_topics: int | None = Non
         print(f"quality: {effective_topics(prevalence):.1f} effective topics of {len(order)}")
 
 
-def check_output(out: str | None) -> None:
-    """Check that an output file can be written, before anything is computed.
-
-    Raises:
-      CommandError: The suffix is unknown, the path is a folder, or its folder is missing or not writable.
-    """
-    if out is None:
-        return
-    path = Path(out)
-    if path.suffix not in _SUFFIXES:
-        raise CommandError(f"{path}: expected a name that ends in {', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}")
-    check_file(path)
-
-
 def check_file(path: Path, suffixes: Sequence[str] = ()) -> None:
     """Raise an error if the path of an output file is a folder, or if its folder cannot be written."""
     if suffixes and path.suffix not in suffixes:
@@ -114,7 +102,7 @@ def check_file(path: Path, suffixes: Sequence[str] = ()) -> None:
     _refuse_url(path)
     if not path.parent.is_dir():
         raise CommandError(f"{path}: the folder {path.parent} does not exist")
-    check_folder(path.parent)
+    _check_writable(path.parent, path)
 
 
 def check_folder(path: Path) -> None:
@@ -123,61 +111,22 @@ def check_folder(path: Path) -> None:
     first = next(each for each in (path, *path.absolute().parents) if each.exists())
     if not first.is_dir():
         raise CommandError(f"{path}: expected a folder or a new name, got a file" + (f" {first}" * (first != path)))
+    _check_writable(first, path)
+
+
+def _check_writable(folder: Path, path: Path) -> None:
+    """Raise an error about an output if its folder cannot be written."""
     try:
         # Permissions are not enough: the file system can be read-only, or a network can map the user to another one.
-        with tempfile.TemporaryFile(dir=first):
+        with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise CommandError(f"{path}: the folder {first} is not writable: {error.strerror}") from None
+        raise CommandError(f"{path}: the folder {folder} is not writable: {error.strerror}") from None
 
 
 def _refuse_url(path: Path) -> None:
     if is_url(str(path)):
         raise CommandError(f"{path}: expected a file or a folder of this computer, got a URL")
-
-
-@contextmanager
-def row_writer(out: str | None, columns: Sequence[str], name: str) -> Iterator[WriteRows]:
-    """Yield a function ``write(number of the first document, rows)``.
-
-    The suffix of the file selects TSV, JSON lines or ``.npz``; an incomplete file is removed. Without a file,
-    TSV is written to standard output.
-
-    Args:
-      out: The file, or None; see :func:`check_output`.
-      columns: Names of the columns.
-      name: Name of the array in ``.npz``, and of the list of all columns in JSON lines.
-    """
-    if out is None:
-        yield _line_writer(sys.stdout.buffer, ".tsv", columns, name)
-        sys.stdout.buffer.flush()
-        return
-    suffix = Path(out).suffix
-    with replacing(out) as temporary, temporary.open("wb") as file:
-        if suffix == ".npz":
-            rows: list[np.ndarray] = []
-            yield lambda _, new: rows.append(new)
-            arrays: dict[str, Any] = {name: np.concatenate(rows)}
-            np.savez_compressed(file, **arrays)
-        else:
-            yield _line_writer(file, suffix, columns, name)
-
-
-def _line_writer(file: BinaryIO, suffix: str, columns: Sequence[str], name: str) -> WriteRows:
-    if suffix == ".tsv":
-        file.write("\t".join(["document", *columns]).encode() + b"\n")
-
-    def line(number: int, row: list[float]) -> str:
-        if suffix == ".tsv":
-            return "\t".join([str(number), *(f"{value:.6g}" for value in row)])
-        values = {"topics": row} if name == "theta" else dict(zip(columns, row, strict=True))
-        return json.dumps({"document": number, **values})
-
-    def write(first: int, rows: np.ndarray) -> None:
-        lines = (line(number, row) for number, row in enumerate(rows.tolist(), start=first))
-        file.write("".join(f"{each}\n" for each in lines).encode())
-
-    return write
 
 
 @contextmanager

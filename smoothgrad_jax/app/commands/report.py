@@ -1,12 +1,13 @@
 """``smoothgrad report``: one HTML file that shows the topics of a model."""
 
+import itertools
 from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
 
 from smoothgrad_jax.app import report, saved_models
-from smoothgrad_jax.app.commands.inputs import open_for_model, refuse_reading_options
+from smoothgrad_jax.app.commands.inputs import open_for_model, refuse_reading_options, title_of
 from smoothgrad_jax.app.commands.output import check_file
 
 
@@ -23,6 +24,8 @@ def run(args: Namespace) -> int:
     if args.inputs:
         documents = open_for_model(args, model)
         theta = np.concatenate([model.transform(part) for part in documents.corpus.parts()])
-        typical = report.typical_documents(theta, documents.texts())
+        texts, again = itertools.tee(documents.documents())
+        titles = (title_of(number, each.metadata) for number, each in enumerate(again))
+        typical = report.typical_documents(theta, (each.text for each in texts), titles)
     print(report.write_report(path, model, documents=typical, title=args.title))
     return 0
