@@ -71,7 +71,7 @@ class WordOptions(text.TokenOptions, total=False):
       max_features: The maximal number of words, of which the most frequent are kept; None for any number. ``"auto"`` is
         50,000 for text and None for counts.
       min_npmi: The minimal score of a sequence of words, if ``ngram_range`` allows sequences; ``"auto"`` is 0.4, −1
-        keeps all. See :func:`smoothgrad_jax.data.text.collocations`.
+        keeps all. See :func:`smoothgrad_jax.data.collocations.collocations`.
       vocabulary: Exactly these words in this order, or the path of a file with one word per line; excludes the four
         options above. Words of counts are matched by name. By default the vocabulary of a source of text, if it has
         one.

@@ -37,8 +37,10 @@ import numpy.typing as npt
 import scipy.sparse
 
 from smoothgrad_jax.data import text
+from smoothgrad_jax.data.collocations import collocations
 from smoothgrad_jax.data.documents import Metadata
 from smoothgrad_jax.data.errors import CorpusError, OptionName
+from smoothgrad_jax.data.scripts import check_script
 from smoothgrad_jax.data.sources import Source
 
 _SPOOL_BYTES = 8 << 20  # size up to which a temporary file stays in memory
@@ -96,8 +98,9 @@ def count(
     Args:
       source: The source.
       tokens: The definition of a token, if the source is text.
-      limits: ``min_df``, ``max_df`` and ``max_features`` of :func:`smoothgrad_jax.data.text.choose_words`, and
-        ``min_npmi`` of :func:`smoothgrad_jax.data.text.collocations` if sequences of words are counted; or ``"auto"``.
+      limits: ``min_df``, ``max_df`` and ``max_features`` of :func:`smoothgrad_jax.data.text.choose_words`, and if
+        sequences of words are counted ``min_npmi`` of :func:`smoothgrad_jax.data.collocations.collocations`; or
+        ``"auto"``.
       vocabulary: The words to count; by default they are selected by ``limits``.
       jobs: Processes that count text.
       progress: As in :func:`smoothgrad_jax.data.corpus_folder.convert`.
@@ -123,8 +126,8 @@ def count(
         chunks = None
         if tokens is not None:
             texts, counted = _texts(source, record), tokens
-            if vocabulary is None:
-                texts = text.check_script(texts, tokens)
+            if vocabulary is None and tokens.tokenizer is None and tokens.token_pattern == text.WORD:
+                texts = check_script(texts)
             if vocabulary is None and limits.get("min_npmi", -1) != -1:  # the scores need the counts of single words
                 counted = tokens._replace(ngram_range=(1, tokens.ngram_range[1]))
             stream = text.count_stream(texts, counted, jobs)
@@ -322,7 +325,8 @@ def _choose_words(
     if tokens is not None and min_npmi not in (None, -1):
         assert words is not None, "text has words"
         read = partial(_read_words, words)
-        selected = text.collocations(read, frequency, total, num_docs, min_df, min_npmi, tokens.ngram_range)
+        low = text.num_documents(min_df, num_docs)
+        selected = collocations(read, frequency, total, low, min_npmi, tokens.ngram_range)
         if frequency.any() and not selected.any():
             limits = OptionName("min_df", min_df), " and ", OptionName("min_npmi", min_npmi)
             raise CorpusError("no sequence of words is left after ", *limits, "; lower one of them")

@@ -23,20 +23,17 @@ fractions of all documents. Three options differ:
   language, pass a file with one word per line as ``stop_words_only``: https://github.com/stopwords-iso has lists for
   more than fifty languages, and ``nltk.corpus.stopwords.words("german")`` returns one.
 - A sequence of words is kept if its words occur together more often than they would by chance; see
-  :func:`collocations`.
+  :func:`smoothgrad_jax.data.collocations.collocations`.
 - ``tokenizer`` splits a text into words, for scripts without spaces, or returns lemmas. It is called with the text as
   it is; then the words are converted to lower case. Its name is saved with a model, and it must be passed again when
   the model is applied to text: a model never imports code.
 
-The regular expression of a saved model is applied in other processes, which are killed if they need more than half a
-minute for a million characters: matching can take exponential time.
+The regular expression of a saved model is applied in other processes, which are killed if they need more than a minute
+for a million characters: matching can take exponential time, and Python cannot interrupt it.
 """
 
 import contextlib
-import functools
-import importlib
 import itertools
-import math
 import os
 import pickle
 import re
@@ -48,14 +45,16 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache
 from numbers import Integral, Real
-from typing import Any, NamedTuple, TypeAlias, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
+from smoothgrad_jax.data import tokenizers
 from smoothgrad_jax.data.compressed_files import MAX_RECORD_BYTES, text_lines
 from smoothgrad_jax.data.errors import CorpusError, CorpusWarning, OptionName, Pieces, corpus_error, excerpt, plural
 from smoothgrad_jax.data.local_files import regular_file
+from smoothgrad_jax.data.tokenizers import Tokenizer
 
 WORD = r"(?u)\b[^\W\d_][^\W_]{2,}\b"  # three or more letters or digits, the first a letter
 
@@ -65,16 +64,8 @@ _SERIAL_CHUNKS = 32  # chunks counted before worker processes start, because eac
 _MAX_NGRAM = 10  # words
 _MIN_NPMI = 0.4  # of a sequence of words
 _MAX_PATTERN = 1_000  # characters of a regular expression in a saved model
-_PATTERN_SECONDS = 30  # for a chunk of _CHUNK characters and a regular expression of a saved model
+_PATTERN_SECONDS = 60  # for a chunk of _CHUNK characters and a regular expression of a saved model
 _PATTERN_WORKERS = 4  # processes that apply a regular expression of a saved model
-_SAMPLE = 1 << 16  # characters from which the script is recognised
-# Letters of scripts that put no spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, Japanese and Chinese.
-_UNSPACED = re.compile(
-    "[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
-)
-_UNSPACED_FRACTION = 0.2  # of the letters, from which a sample is not split at spaces
-
-Tokenizer: TypeAlias = Callable[[str], Iterable[str]]
 
 
 class TokenOptions(TypedDict, total=False):
@@ -106,7 +97,7 @@ class Tokens(NamedTuple):
     def as_json(self) -> dict[str, Any]:
         """Return the values that are stored with a corpus or a model; a tokenizer is stored as its name."""
         values = {name: getattr(self, name) for name in ("lowercase", "token_pattern", "stop_words", "ngram_range")}
-        return values if self.tokenizer is None else values | {"tokenizer": _tokenizer_name(self.tokenizer)}
+        return values if self.tokenizer is None else values | {"tokenizer": tokenizers.name_of(self.tokenizer)}
 
 
 class Chunk(NamedTuple):
@@ -180,7 +171,7 @@ def tokens(
         added = _stop_words(stop_words, "stop_words", lowercase, encoding)
         stops = tuple(sorted({*added, *_english()}))
     if isinstance(tokenizer, str):
-        _load_tokenizer(tokenizer)
+        tokenizers.load(tokenizer)
     elif tokenizer is not None and not callable(tokenizer):
         raise _option_error("tokenizer", f"expected a function or 'module:function', got {tokenizer!r}")
     result = Tokens(bool(lowercase), token_pattern, stops, _check_lengths(ngram_range), tokenizer)
@@ -218,7 +209,7 @@ def stored_tokens(stored: object, tokenizer: Tokenizer | str | None = None) -> T
         lowercase, lengths = bool(stored["lowercase"]), _check_lengths(stored["ngram_range"])
     except (KeyError, TypeError, ValueError) as error:
         raise CorpusError(f"the stored definition of a word is damaged: {error}") from None
-    given = None if tokenizer is None else _tokenizer_name(tokenizer)
+    given = None if tokenizer is None else tokenizers.name_of(tokenizer)
     if given != name and name is None:
         raise CorpusError(OptionName("tokenizer"), ": has no effect, because the words were found without one")
     if given != name:
@@ -326,29 +317,6 @@ def count_stream(texts: Iterable[str], definition: Tokens, jobs: int | None = No
             pool.shutdown(wait=True, kill_workers=not finished)
 
 
-def check_script(texts: Iterable[str], definition: Tokens) -> Iterator[str]:
-    """Yield the texts; warn if the first ones are in a script without spaces, and no option says how to split them."""
-    texts = iter(texts)
-    if definition.tokenizer is None and definition.token_pattern == WORD:
-        head, size = [], 0
-        for text in texts:
-            head.append(text)
-            size += len(text) + 1
-            if size >= _SAMPLE:
-                break
-        sample = "".join(head)[:_SAMPLE]
-        others = sum(map(str.isalpha, _UNSPACED.sub("", sample)))
-        unspaced = len(_UNSPACED.findall(sample))
-        if unspaced > _UNSPACED_FRACTION * (unspaced + others):
-            fraction = f"{100 * unspaced / (unspaced + others):.0f} % of the letters"
-            problem = f"{fraction} are Chinese, Japanese, Thai or of another script that puts no spaces between words: "
-            remedy = "pass a function that splits a text into words as ", OptionName("tokenizer")
-            spaced = "; if spaces separate the words already, pass ", OptionName("token_pattern", r"\S+")
-            warnings.warn(CorpusWarning(problem, *remedy, *spaced), stacklevel=2)
-        yield from head
-    yield from texts
-
-
 def renumber(chunk: Chunk, numbers: dict[str, int]) -> Kept:
     """Replace the word numbers of a chunk by ids of a vocabulary, and drop words outside the vocabulary."""
     number = np.fromiter((numbers.get(word, -1) for word in chunk.words), np.int32, len(chunk.words))
@@ -406,59 +374,9 @@ def set_limits(
     } | scores
 
 
-def collocations(
-    words: Callable[[], Iterable[str]],
-    frequency: npt.NDArray,
-    total: npt.NDArray,
-    num_docs: int,
-    min_df: float,
-    min_npmi: float,
-    ngram_range: tuple[int, int],
-) -> npt.NDArray[np.bool_]:
-    """Select the sequences of words whose words occur together more often than by chance.
-
-    With n(g) the number of occurrences of a word or a sequence g in the corpus, and N the number of words, the
-    normalised pointwise mutual information of two neighbours a and b is
-
-        NPMI(a, b) = ln(n(ab) N / (n(a) n(b))) / ln(N / n(ab))        from −1 to 1; 0 if they are independent
-
-    (Bouma 2009). The score of a sequence g is the minimum of NPMI(a, b) over the places where g can be divided into
-    a and b, so that "new york said" has a low score.
-
-    Args:
-      words: Yields the words and the sequences, whose words are joined by a space.
-      frequency: Their document frequencies.
-      total: n, their numbers of occurrences; those of all words and of all shorter sequences are needed.
-      num_docs: D.
-      min_df: The minimal document frequency of a sequence, as in :func:`choose_words`.
-      min_npmi: The minimal score.
-      ngram_range: The shortest and the longest sequence to keep.
-
-    Returns:
-      Whether each sequence is kept. Single words are kept if ``ngram_range`` starts with 1.
-    """
-    shortest, longest = ngram_range
-    often = frequency >= _documents(min_df, num_docs)
-    counts, num_words = {}, 0
-    for word, n, candidate in zip(words(), total, often, strict=True):
-        length = word.count(" ") + 1
-        num_words += int(n) if length == 1 else 0
-        if candidate and length < longest:  # the parts of a frequent sequence are frequent
-            counts[word] = int(n)
-
-    def score(parts: list[str], n: int) -> float:
-        pairs = [(" ".join(parts[:i]), " ".join(parts[i:])) for i in range(1, len(parts))]
-        if not all(a in counts and b in counts for a, b in pairs):
-            return 1  # a token that contains a space is not a sequence
-        return min(math.log(n * num_words / (counts[a] * counts[b])) for a, b in pairs) / math.log(num_words / n)
-
-    kept = np.zeros(len(frequency), np.bool_)
-    positions = np.flatnonzero(often)
-    for i, word in zip(positions, itertools.compress(words(), often), strict=True):
-        parts = word.split(" ")
-        enough = len(parts) == 1 or score(parts, int(total[i])) >= min_npmi
-        kept[i] = enough and len(parts) >= shortest
-    return kept
+def num_documents(limit: float, num_docs: int) -> float:
+    """Return a limit that is a number of documents, or a fraction of them, as a number."""
+    return limit if isinstance(limit, Integral) else limit * num_docs
 
 
 def choose_words(
@@ -480,7 +398,7 @@ def choose_words(
     Raises:
       CorpusError: If no word is left; the message names the option to relax.
     """
-    low, high = _documents(min_df, num_docs), _documents(max_df, num_docs)
+    low, high = num_documents(min_df, num_docs), num_documents(max_df, num_docs)
     lower, higher = ("lower ", OptionName("min_df")), ("raise ", OptionName("max_df"))
     limits = (
         *(OptionName("min_df", min_df), f" requires a document frequency of at least {low:g}, "),
@@ -505,11 +423,6 @@ def choose_words(
         # The same call on the same numbers as in CountVectorizer, so that ties are resolved in the same way.
         mask[np.delete(np.flatnonzero(mask), (-total[mask]).argsort()[:max_features])] = False
     return mask
-
-
-def _documents(limit: float, num_docs: int) -> float:
-    """Return a limit that is a number of documents, or a fraction of them, as a number."""
-    return limit if isinstance(limit, Integral) else limit * num_docs
 
 
 def _option_error(name: str, problem: str) -> CorpusError:
@@ -556,49 +469,6 @@ def _stop_words(given: Any, name: str, lowercase: bool, encoding: str) -> tuple[
     return tuple(sorted({word.lower() if lowercase else word for word in words}))
 
 
-def _tokenizer_name(tokenizer: Tokenizer | str) -> str:
-    if isinstance(tokenizer, str):
-        return tokenizer
-    named = tokenizer if hasattr(tokenizer, "__qualname__") else type(tokenizer)
-    return f"{getattr(named, '__module__', 'builtins')}:{named.__qualname__}"
-
-
-def _load_tokenizer(name: str) -> Tokenizer:
-    """Import ``package.module:function``."""
-    module, _, function = name.partition(":")
-    if not module or not function:
-        raise _option_error("tokenizer", f"expected package.module:function, got {name!r}")
-    try:
-        found = functools.reduce(getattr, function.split("."), importlib.import_module(module))
-    except (ImportError, AttributeError, ValueError) as error:
-        raise _option_error("tokenizer", f"cannot import {name!r}: {error}") from None
-    if not callable(found):
-        raise _option_error("tokenizer", f"expected {name!r} to be a function, got {type(found).__name__}")
-    return found
-
-
-def _tokenizing(definition: Tokens) -> Tokenizer | None:
-    """Return the tokenizer with checks of its result; a blank token is no word."""
-    if definition.tokenizer is None:
-        return None
-    name = _tokenizer_name(definition.tokenizer)
-    split = _load_tokenizer(name) if isinstance(definition.tokenizer, str) else definition.tokenizer
-
-    def words(text: str) -> list[str]:
-        try:
-            found = list(split(text))
-        except Exception as error:  # of any type: it is the code of the user
-            problem = f"{name} failed with {type(error).__name__}: {error}; the text is {excerpt(text)}"
-            raise _option_error("tokenizer", problem) from error
-        for word in found:
-            if not isinstance(word, str):
-                problem = f"expected strings from {name}, got {type(word).__name__}; the text is {excerpt(text)}"
-                raise _option_error("tokenizer", problem)
-        return [word.lower() if definition.lowercase else word for word in found if word and not word.isspace()]
-
-    return words
-
-
 def _english() -> frozenset[str]:
     from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
@@ -611,7 +481,9 @@ def _analyzer(definition: Tokens) -> Callable[[str], list[str]]:
         from sklearn.feature_extraction.text import CountVectorizer
     except ImportError:
         raise ImportError('text is counted with scikit-learn: pip install "smoothgrad_jax[sklearn]"') from None
-    tokenizer = _tokenizing(definition)
+    tokenizer = None
+    if definition.tokenizer is not None:
+        tokenizer = tokenizers.words_of(definition.tokenizer, definition.lowercase)
     vectorizer = CountVectorizer(
         lowercase=definition.lowercase and tokenizer is None,
         token_pattern=definition.token_pattern,

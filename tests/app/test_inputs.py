@@ -76,6 +76,8 @@ def test_a_script_without_spaces_gives_a_warning_in_one_line(tmp_path, capsys):
     assert main(["convert", str(tmp_path / "zh.txt"), str(tmp_path / "b"), "--tokenizer", "builtins:list"]) == 0
     assert capsys.readouterr().err == ""
     assert "模" in vocabulary(tmp_path / "b")
+    assert main(["convert", str(tmp_path / "zh.txt"), str(tmp_path / "c"), "--token-pattern", r"\w"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_a_tokenizer_is_imported_only_if_the_user_names_it(texts, tmp_path, monkeypatch, capsys):
