@@ -21,6 +21,7 @@ _NAMES = {
     "data.batches": ("Batch", "pack"),
     "data.corpus": ("Corpus",),
     "data.sampling": ("prefetch", "sample"),
+    "data.documents": ("Document", "Metadata"),
     "data.durable_files": ("LoadError", "SaveError"),
     "data.sources": ("Source", "open_source", "recognise"),
     "data.errors": ("CorpusError",),

@@ -30,6 +30,8 @@ from smoothgrad_jax.data import text as text
 from smoothgrad_jax.data.batches import Batch as Batch
 from smoothgrad_jax.data.batches import pack as pack
 from smoothgrad_jax.data.corpus import Corpus as Corpus
+from smoothgrad_jax.data.documents import Document as Document
+from smoothgrad_jax.data.documents import Metadata as Metadata
 from smoothgrad_jax.data.durable_files import LoadError as LoadError
 from smoothgrad_jax.data.durable_files import SaveError as SaveError
 from smoothgrad_jax.data.errors import CorpusError as CorpusError

@@ -228,6 +228,29 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--title", help="title of the page")
 
 
+def _groups_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL")
+    _add_inputs(parser)
+    _add_tokenizer(parser, "if the model was fitted with it")
+    parser.add_argument("--by", required=True, metavar="NAME", help="field or column with the groups, or with dates")
+    parser.add_argument("--period", choices=("year", "month"), help="group dates (2020-01-31, 2020-01, 2020)")
+    parser.add_argument("--top", type=_positive, metavar="N", help="number of topics to print, largest first (5)")
+    parser.add_argument("--out", metavar="FILE", help=f"{_TABLES} with one row per group and topic")
+    _add_json(parser)
+
+
+def _similar_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL")
+    _add_metadata(_add_inputs(parser))
+    _add_tokenizer(parser, "if the model was fitted with it")
+    query = parser.add_mutually_exclusive_group(required=True)
+    query.add_argument("--to", metavar="DOC", help="id of a document; or its row number from 0, if no id is the same")
+    query.add_argument("--row", type=_natural, metavar="N", help="row number of a document, from 0")
+    query.add_argument("--text", help="a text")
+    parser.add_argument("--top", type=_positive, default=10, metavar="N", help="number of documents (%(default)s)")
+    _add_json(parser)
+
+
 def _convert_options(parser: argparse.ArgumentParser) -> None:
     _add_metadata(_add_inputs(parser))
     parser.add_argument("out", metavar="OUT", help="the folder to write")
@@ -249,6 +272,8 @@ COMMANDS = {
     "fit": Command("learn topics and save a model", _fit_options),
     "topics": Command("print the topics of a model", _topics_options),
     "transform": Command("infer topic proportions of documents", _transform_options),
+    "groups": Command("compute the prevalence of topics per group of documents, or over time", _groups_options),
+    "similar": Command("find documents with similar topic proportions (Hellinger distance)", _similar_options),
     "score": Command("compute the predictive log-probability of documents", _score_options),
     "sweep": Command("compare the held-out curves of several windows", _sweep_options),
     "report": Command("write one HTML file with the topics of a model", _report_options),
@@ -378,6 +403,8 @@ def _spell(option: OptionName, args: argparse.Namespace) -> str:
     """Return an option as the command line has it: ``--min-df 5``, ``--sort``; as Python has it if it has no flag."""
     if option == OptionName("vocabulary", False):  # of `open_source`, not of `convert`
         return "--words-file none"
+    if option.name == "keep" and hasattr(args, "by"):  # groups keeps the field by which it groups
+        option = option._replace(name="by")
     if not hasattr(args, option.name):
         return str(option)
     value = option.value
@@ -401,6 +428,12 @@ def _setting(name: str) -> Callable[[str], Any]:
 def _positive(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text}")
+    return int(text)
+
+
+def _natural(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 0, got {text}")
     return int(text)
 
 

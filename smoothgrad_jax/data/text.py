@@ -190,7 +190,8 @@ def stored_tokens(stored: object, tokenizer: Tokenizer | str | None = None) -> T
     """Return the definition of a token that :meth:`Tokens.as_json` stored, without trust in the values.
 
     Args:
-      stored: The values. No file is read because of them and nothing is imported.
+      stored: The values; those that are missing have the defaults. No file is read because of them and nothing is
+        imported.
       tokenizer: The tokenizer, if the definition has one; its name must be the stored one.
 
     Raises:
@@ -199,6 +200,7 @@ def stored_tokens(stored: object, tokenizer: Tokenizer | str | None = None) -> T
     try:
         if not isinstance(stored, Mapping):
             raise TypeError(f"expected an object, got {excerpt(stored)}")
+        stored = {**Tokens(True, WORD, "english", (1, 1)).as_json(), **stored}
         name, pattern, stops = stored.get("tokenizer"), stored["token_pattern"], stored["stop_words"]
         _check_pattern(pattern)
         if len(pattern) > _MAX_PATTERN:

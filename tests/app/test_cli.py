@@ -106,13 +106,14 @@ def test_transform_writes_the_format_of_the_suffix(model, texts, folder, capsys)
     assert main(["transform", str(model), str(new)]) == 0
     out, err = capsys.readouterr()
     rows = [line.split("\t") for line in out.splitlines()]
-    assert rows[0] == ["document", "topic 0", "topic 1", "topic 2"]
-    theta = np.array([row[1:] for row in rows[1:]], float)
+    assert rows[0] == ["document", "words", "topic 0", "topic 1", "topic 2"]
+    assert [row[:2] for row in rows[1:]] == [["0", "3"], ["1", "3"], ["2", "0"]]
+    theta = np.array([row[2:] for row in rows[1:]], float)
     np.testing.assert_allclose(theta.sum(1), 1, rtol=1e-4)
     words = [{word for word, _ in each} for each in load_model(model).top_words(10)]
     assert "anchor" in words[theta[0].argmax()]
     assert "comet" in words[theta[1].argmax()]
-    assert "ignoring 2 words outside of the vocabulary; without any other word: 1 document\n" in err
+    assert "ignoring 2 words outside of the vocabulary\n1 of 3 documents is empty, or without any known word\n" in err
     for name in ("theta.npz", "theta.jsonl", "theta.tsv"):
         assert main(["transform", str(model), str(new), "--out", str(folder / name)]) == 0
     np.testing.assert_allclose(np.load(folder / "theta.npz")["theta"], theta, atol=1e-5)
@@ -120,7 +121,7 @@ def test_transform_writes_the_format_of_the_suffix(model, texts, folder, capsys)
     np.testing.assert_allclose([each["topics"] for each in listed], theta, atol=1e-5)
     assert (folder / "theta.tsv").read_text() == out
     assert main(["transform", str(model), str(new), "--out", str(folder / "theta.xls")]) == 1
-    assert "ends in .tsv, .jsonl or .npz" in capsys.readouterr().err
+    assert "ends in .tsv, .csv, .jsonl, .npz or .parquet" in capsys.readouterr().err
 
 
 def test_score(model, texts, folder, capsys):
@@ -131,7 +132,8 @@ def test_score(model, texts, folder, capsys):
     assert found["score"] == pytest.approx(np.log(1 / 10), abs=0.1)  # a line has ten words that are equally likely
     assert found["perplexity"] == pytest.approx(np.exp(-found["score"]))
     table = np.loadtxt(folder / "scores.tsv", skiprows=1)
-    assert table[:, 1].sum() / table[:, 2].sum() == pytest.approx(found["score"], rel=1e-4)
+    np.testing.assert_array_equal(table[:, 1], 20)
+    assert table[:, 2].sum() / table[:, 3].sum() == pytest.approx(found["score"], rel=1e-4)
 
 
 def test_fit_of_a_converted_corpus_gives_the_same_model(model, texts, folder, capsys):
@@ -244,13 +246,13 @@ def test_help_imports_no_numpy_and_no_jax():
         "assert not {'jax', 'numpy', 'scipy', 'sklearn', 'tqdm'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, cwd=ROOT)
-    assert {"demo", "fit", "topics", "transform", "score", "sweep", "report", "convert"} <= set(
+    assert {"demo", "fit", "topics", "transform", "groups", "similar", "score", "sweep", "report", "convert"} <= set(
         build_parser()._subparsers._group_actions[0].choices
     )
 
 
 def test_every_command_has_help(capsys):
-    for command in ("demo", "fit", "topics", "transform", "score", "sweep", "report", "convert"):
+    for command in cli.COMMANDS:
         with pytest.raises(SystemExit) as end:
             main([command, "--help"])
         assert end.value.code == 0
@@ -287,7 +289,7 @@ def test_every_command_has_help(capsys):
         (["fit", "missing", "--out", "new", "--rho", "0.1", "--tau", "5"], "--tau has no effect with a constant step"),
         (["fit", "missing", "--out", "new", "--patience", "5"], "--patience has no effect without early stopping"),
         (["fit", "texts.txt", "--out", "model", "--resume", "--threads", "2"], "--threads"),
-        (["transform", "missing", "missing", "--out", "theta.xls"], "ends in .tsv, .jsonl or .npz"),
+        (["transform", "missing", "missing", "--out", "theta.xls"], "ends in .tsv, .csv, .jsonl, .npz or .parquet"),
         (["report", "missing", "--out", "nowhere/report.html"], "the folder nowhere does not exist"),
         (
             ["sweep", "texts.txt", "--out", "new", "--held-out", "0"],

@@ -226,6 +226,13 @@ def test_typical_documents_have_the_largest_proportions():
     for k, excerpts in found.items():
         best = sorted((d for d in range(100) if d not in empty), key=lambda d: (-theta[d, k], d))[:6]
         assert excerpts == [Excerpt(float(theta[d, k]), f"text {d}", f"document {d}") for d in best]
+    names = [f"doi/{d}" if d % 2 else None for d in range(100)]
+    for k, excerpts in typical_documents(theta, texts, iter(names), most=6).items():
+        wanted = [(each.proportion, each.text, each.text.replace("text ", "")) for each in found[k]]
+        wanted = [(p, text, f"doi/{d}" if int(d) % 2 else f"document {d}") for p, text, d in wanted]
+        assert excerpts == [Excerpt(*each) for each in wanted]
+    with pytest.raises(ValueError, match="shorter"):
+        typical_documents(theta, texts, names[:-1])
     for wrong in (texts[:-1], [*texts, "more"]):
         with pytest.raises(ValueError, match=f"one text per row of theta: 100 rows, got {len(wrong)}"):
             typical_documents(theta, wrong)

@@ -394,7 +394,7 @@ def test_ids_and_kept_fields_are_stored_in_the_folder(tmp_path):
     convert(dates, tmp_path / "again", vocabulary=["dust"])
     assert list(open_source(tmp_path / "again").metadata()) == list(dates.metadata())
     with pytest.raises(
-        CorpusError, match=r"again: keep='n': the corpus keeps 'date'; convert the source again with keep"
+        CorpusError, match=r"again: keep='n': the corpus keeps 'date'; convert the source again to keep"
     ):
         open_source(tmp_path / "again", keep=["n"])
 

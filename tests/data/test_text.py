@@ -440,7 +440,8 @@ def test_a_stored_tokenizer_is_not_imported_but_asked_for(tmp_path, monkeypatch)
 def test_a_damaged_definition_is_an_error(change):
     with pytest.raises(CorpusError, match="the stored definition of a word is damaged: "):
         text.stored_tokens({**text.tokens().as_json(), **change})
-    for stored in ({}, [], None):
+    assert text.stored_tokens({}) == text.tokens()
+    for stored in ([], None, "english"):
         with pytest.raises(CorpusError, match="damaged"):
             text.stored_tokens(stored)
 

@@ -153,7 +153,10 @@ class ModelInputs(NamedTuple):
         """
         metadata, first = self.metadata(), 0
         for part in self.corpus.parts():
-            ids, fields = zip(*itertools.islice(metadata, part.num_docs), strict=True)
+            rows = list(itertools.islice(metadata, part.num_docs))
+            if len(rows) < part.num_docs:  # the files are read once for the counts and once for the metadata
+                raise CommandError(f"{self.source.paths[0]}: has fewer documents than before; was it changed?")
+            ids, fields = zip(*rows, strict=True)
             columns: dict[str, Sequence[Value] | npt.NDArray] = {"document": np.arange(first, first + part.num_docs)}
             if self.source.id is not None:
                 columns["id"] = ids
@@ -167,7 +170,7 @@ class ModelInputs(NamedTuple):
         return tables.column_types(self.source.keep, self.metadata())
 
 
-def _definition(model: SavedModel, tokenizer: str | None) -> text.Tokens:
+def definition_of(model: SavedModel, tokenizer: str | None) -> text.Tokens:
     """Return the definition of a word of a model; a tokenizer is imported only if it is given on the command line."""
     stored = model.settings.get("tokens")
     if stored is None:
@@ -199,9 +202,9 @@ def open_for_model(args: Namespace, model: SavedModel, columns: Collection[str] 
     if source.is_text:
         if vocabulary is None:
             raise CommandError("the model has no vocabulary: it can be applied to counts, not to text")
-        counted = corpus_folder.read(source, vocabulary=vocabulary, tokens=_definition(model, args.tokenizer))
+        counted = corpus_folder.read(source, vocabulary=vocabulary, tokens=definition_of(model, args.tokenizer))
         log_dropped(counted)
-    elif args.tokenizer is not None:
+    elif args.tokenizer is not None and getattr(args, "text", None) is None:
         raise OptionError("tokenizer", f"has no meaning for {source.format}")
     elif vocabulary is not None and source.vocabulary not in (None, vocabulary):
         counted = corpus_folder.read(source, vocabulary=vocabulary)

@@ -1,6 +1,7 @@
 """Output shared by several commands: messages, JSON lines and topics."""
 
 import json
+import re
 import shutil
 import sys
 import tempfile
@@ -22,14 +23,21 @@ from smoothgrad_jax.models.topic_quality import effective_topics
 INTERRUPTED = 130  # exit code
 _FEW_WORDS = 0.05  # a topic with less than this fraction of the mean prevalence holds few words
 
+_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # also reverses the direction
+
 
 class CommandError(Exception):
     """An error that the user sees as one line."""
 
 
+def printable(text: str) -> str:
+    """Return text from a file without characters that command a terminal; they are shown as escapes, like ``\\x1b``."""
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
 def log(line: str) -> None:
     """Print a message to standard error."""
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 def emit(record: dict[str, Any]) -> None:
@@ -95,10 +103,10 @@ def print_topics(model: SavedModel, num_words: int, max_topics: int | None = Non
 
 def check_file(path: Path, suffixes: Sequence[str] = ()) -> None:
     """Raise an error if the path of an output file is a folder, or if its folder cannot be written."""
-    if suffixes and path.suffix not in suffixes:
-        raise CommandError(f"{path}: expected a name that ends in {' or '.join(suffixes)}")
     if path.is_dir():
         raise CommandError(f"{path}: expected the name of a file, got a folder; give another name")
+    if suffixes and path.suffix not in suffixes:
+        raise CommandError(f"{path}: expected a name that ends in {' or '.join(suffixes)}")
     _refuse_url(path)
     if not path.parent.is_dir():
         raise CommandError(f"{path}: the folder {path.parent} does not exist")

@@ -22,7 +22,8 @@ def run(args: Namespace) -> int:
     model = saved_models.load_model(args.model)
     documents, scores = open_for_model(args, model, _COLUMNS if args.out else ()), []
     with table_writer(args.out, documents.column_types) if args.out else nullcontext(None) as write:
-        for part, columns in documents.parts():
+        parts = documents.parts() if write else ((part, {}) for part in documents.corpus.parts())
+        for part, columns in parts:
             found = inference.completion(model.lda(), model.lam, part)
             if write:
                 write(columns | dict(zip(_COLUMNS, found, strict=True)))

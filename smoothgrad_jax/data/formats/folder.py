@@ -24,8 +24,8 @@ def _prepare(source: Source) -> Source:
     id, kept = _fields(stored)
     for name in source.keep:
         if name not in kept:
-            problem = f": the corpus keeps {records.listed(kept)}; convert the source again with "
-            raise corpus_error(source.paths[0], (OptionName("keep", name), problem, OptionName("keep")))
+            problem = f": the corpus keeps {records.listed(kept)}; convert the source again to keep other fields"
+            raise corpus_error(source.paths[0], (OptionName("keep", name), problem))
     return source._replace(
         vocabulary=stored.vocabulary,
         num_words=stored.corpus.num_words,
