@@ -21,26 +21,30 @@ import importlib
 import io
 import logging
 import os
+import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from types import FrameType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TextIO
 
 from smoothgrad_jax import __version__
 from smoothgrad_jax.app import event_log
 from smoothgrad_jax.core.errors import OptionError
-from smoothgrad_jax.data.errors import CorpusError, OptionName
+from smoothgrad_jax.data.errors import CorpusError, CorpusWarning, OptionName
 
 _INPUTS = (
-    "files or a folder: text with one document per line, a folder of text files, JSON lines, CSV, TSV, UCI docword, "
-    "LDA-C, Matrix Market, svmlight, scipy .npz, optionally compressed by gzip, bzip2 or xz; or the output of convert"
+    "files or a folder: text with one document per line, a folder of text files, JSON lines, CSV, TSV, Parquet, UCI "
+    "docword, LDA-C, Matrix Market, svmlight, scipy .npz, optionally compressed by gzip, bzip2 or xz; or the output of "
+    "convert; or - for the standard input, which is copied to a temporary file, as are pipes"
 )
 _TABLES = ".tsv, .csv, .jsonl, .npz or .parquet"  # see `smoothgrad_jax.app.commands.tables`
 _LATER = 0.02  # seconds between a Ctrl-C that cannot be handled and the next attempt
 # Option of the model -> setting.
 _SETTING_OF = {"tol": "local_tol", "max_iter": "local_max_iter"}
+_SHORT = {"ngram_range": "ngrams"}  # Python's name of an option -> its name on the command line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,17 +52,50 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # some terminals cannot encode every character
-    argv = sys.argv[1:] if argv is None else argv
-    args = build_parser([argument for argument in argv if argument in COMMANDS][:1]).parse_args(argv)
+    args = _parse(sys.argv[1:] if argv is None else argv)
     _catch_interrupts()
     try:
-        return _run(args)
+        with _warnings_in_one_line(args):
+            return _run(args)
     except ImportError as error:
         print(f"smoothgrad: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("smoothgrad: interrupted", file=sys.stderr)
         return 130
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line. Files and options of a command may be mixed: ``convert a.jsonl --field x OUT``."""
+    if not argv or argv[0] not in COMMANDS:
+        return build_parser(()).parse_args(argv)
+    parser = _Parser(prog=f"smoothgrad {argv[0]}")
+    COMMANDS[argv[0]].add_options(parser)
+    return parser.parse_intermixed_args(argv[1:], argparse.Namespace(command=argv[0]))
+
+
+@contextlib.contextmanager
+def _warnings_in_one_line(args: argparse.Namespace) -> Iterator[None]:
+    """Print warnings about the corpus as one line, with options as the command line has them."""
+    with warnings.catch_warnings():
+        default = warnings.showwarning
+
+        def show(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if isinstance(message, CorpusWarning):
+                text = message.message(lambda option: _spell(option, args))
+                print(f"smoothgrad {args.command}: warning: {text}", file=sys.stderr)
+            else:
+                default(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = show
+        yield
 
 
 def _catch_interrupts() -> None:
@@ -175,6 +212,7 @@ def _topics_options(parser: argparse.ArgumentParser) -> None:
 def _transform_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL")
     _add_metadata(_add_inputs(parser))
+    _add_tokenizer(parser, "if the model was fitted with it")
     parser.add_argument(
         "--out", metavar="FILE", help=f"{_TABLES} with one row per document; words is 0 for an empty document"
     )
@@ -216,6 +254,7 @@ def _sweep_options(parser: argparse.ArgumentParser) -> None:
 def _report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL")
     _add_metadata(_add_inputs(parser, optional=True))
+    _add_tokenizer(parser, "if the model was fitted with it")
     parser.add_argument("--out", metavar="FILE", help="the HTML file (MODEL/report.html)")
     parser.add_argument("--title", help="title of the page")
     _add_groups(parser)
@@ -225,6 +264,7 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
 def _groups_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL")
     _add_inputs(parser)
+    _add_tokenizer(parser, "if the model was fitted with it")
     _add_groups(parser, required=True)
     parser.add_argument("--top", type=_positive, metavar="N", help="number of topics to print, largest first (5)")
     parser.add_argument("--out", metavar="FILE", help=f"{_TABLES} with one row per group and topic")
@@ -234,6 +274,7 @@ def _groups_options(parser: argparse.ArgumentParser) -> None:
 def _similar_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL")
     _add_metadata(_add_inputs(parser))
+    _add_tokenizer(parser, "if the model was fitted with it")
     query = parser.add_mutually_exclusive_group(required=True)
     query.add_argument("--to", metavar="DOC", help="id of a document; or its row number from 0, if no id is the same")
     query.add_argument("--row", type=_natural, metavar="N", help="row number of a document, from 0")
@@ -303,7 +344,9 @@ def _add_inputs(parser: argparse.ArgumentParser, optional: bool = False) -> argp
     parser.add_argument("inputs", nargs="*" if optional else "+", metavar="IN", help=_INPUTS)
     group = parser.add_argument_group("reading")
     group.add_argument("--format", choices=formats.NAMES, help="format of the files (recognised from their content)")
-    group.add_argument("--field", metavar="NAME", help="field of JSON lines, or column of CSV and TSV, with the text")
+    group.add_argument(
+        "--field", metavar="NAME", help="field of JSON lines, or column of CSV, TSV and Parquet, with the text"
+    )
     group.add_argument("--encoding", default="utf-8", help="encoding of the text (%(default)s)")
     group.add_argument("--first-id", type=int, choices=(0, 1), help="id of the first word in count files")
     group.add_argument("--sort", action="store_true", help="sort triplets by document")
@@ -341,14 +384,41 @@ def _add_words(parser: argparse.ArgumentParser) -> None:
         help="maximum document frequency, a number or a fraction (0.5)",
     )
     group.add_argument("--max-features", type=_positive, metavar="N", help="maximum vocabulary size (50,000)")
+    stop_words = group.add_mutually_exclusive_group()
+    stop_words.add_argument(
+        "--stop-words",
+        metavar="FILE",
+        help="words to remove beside a list of English ones, one per line; or none (the English list alone)",
+    )
+    stop_words.add_argument(
+        "--stop-words-only",
+        metavar="FILE",
+        help="words to remove instead of the English list; github.com/stopwords-iso has lists for other languages",
+    )
     group.add_argument(
-        "--stop-words", metavar="WHICH", help="english, none, or a file with one word per line (english)"
+        "--ngrams",
+        dest="ngram_range",
+        type=_lengths,
+        metavar="N,N",
+        help="shortest and longest sequence of words that is a word: 1,2 adds pairs whose words belong together (1,1)",
+    )
+    group.add_argument(
+        "--min-npmi",
+        type=float,
+        metavar="X",
+        help="minimum normalised pointwise mutual information of such a sequence, from -1 to 1 (0.4)",
     )
     group.add_argument(
         "--token-pattern",
         metavar="REGEX",
         help="regular expression of a word (a letter, then two or more letters or digits)",
     )
+    _add_tokenizer(group, "for example of Chinese, or into lemmas")
+
+
+def _add_tokenizer(parser: argparse.ArgumentParser | argparse._ArgumentGroup, what: str) -> None:
+    text = f"Python function that splits a text into words, {what}; runs the code of the module"
+    parser.add_argument("--tokenizer", metavar="MODULE:FUNCTION", help=text)
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:
@@ -367,7 +437,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+    return f"--{_SHORT.get(name, name).replace('_', '-')}"
 
 
 def _spell(option: OptionName, args: argparse.Namespace) -> str:
@@ -378,7 +448,9 @@ def _spell(option: OptionName, args: argparse.Namespace) -> str:
         option = option._replace(name="by")
     if not hasattr(args, option.name):
         return str(option)
-    return _flag(option.name) + ("" if option.value in (None, True) else f" {option.value}")
+    value = option.value
+    text = "" if value in (None, True) else ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return _flag(option.name) + (f" {shlex.quote(text)}" if text else "")
 
 
 def _setting(name: str) -> Callable[[str], Any]:
@@ -418,6 +490,13 @@ def _number_or_fraction(text: str) -> int | float:
         with contextlib.suppress(ValueError):
             return convert(text)
     raise argparse.ArgumentTypeError(f"must be a number of documents, or a fraction such as 0.5, got {text}")
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    lengths = tuple(map(_positive, text.split(",")))
+    if len(lengths) != 2:
+        raise argparse.ArgumentTypeError(f"must be two numbers such as 1,2, got {text}")
+    return lengths
 
 
 def _several(name: str) -> Callable[[str], tuple[Any, ...]]:

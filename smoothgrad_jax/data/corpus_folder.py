@@ -39,6 +39,7 @@ METADATA = "metadata.jsonl"  # an optional file
 
 _TYPES = {"indptr.npy": ("<i8",), "indices.npy": ("<u2", "<i4"), "data.npy": ("|u1", "<u2", "<u4", "<f4")}
 _WORDS = "vocabulary.txt"
+_SEQUENCES = OptionName("ngram_range", (1, 2))
 
 
 class CountedCorpus(NamedTuple):
@@ -69,15 +70,21 @@ class WordOptions(text.TokenOptions, total=False):
         documents and for counts.
       max_features: The maximal number of words, of which the most frequent are kept; None for any number. ``"auto"`` is
         50,000 for text and None for counts.
-      vocabulary: Exactly these words in this order, or the path of a file with one word per line; excludes the three
+      min_npmi: The minimal score of a sequence of words, if ``ngram_range`` allows sequences; ``"auto"`` is 0.4, −1
+        keeps all. See :func:`smoothgrad_jax.data.collocations.collocations`.
+      vocabulary: Exactly these words in this order, or the path of a file with one word per line; excludes the four
         options above. Words of counts are matched by name. By default the vocabulary of a source of text, if it has
         one.
+      tokens: A definition of a token instead of the options that define one, such as that of a saved model
+        (:func:`smoothgrad_jax.data.text.stored_tokens`).
     """
 
     min_df: float | str
     max_df: float | str
     max_features: int | str | None
+    min_npmi: float | str
     vocabulary: Sequence[str] | str | os.PathLike | None
+    tokens: text.Tokens | None
 
 
 def convert(
@@ -109,11 +116,7 @@ def convert(
     """
     out = Path(out)
     tokens, limits, words = _check_options(source, jobs, **options)
-    if os.path.lexists(out) and not overwrite:
-        remedy = "choose another name, or pass ", OptionName("overwrite", True), " to replace a corpus"
-        raise corpus_error(out, ("exists already; ", *remedy))
-    if os.path.lexists(out) and not is_folder(out):
-        raise corpus_error(out, "exists and is not a corpus folder; it is not overwritten")
+    check_output(out, overwrite)
     with durable_files.saving(out, lambda: "what was written has been removed"):
         durable_files.make_folder(out.parent)
         with durable_files.replacing(out, overwrite=overwrite) as temporary, contextlib.ExitStack() as stack:
@@ -130,6 +133,15 @@ def convert(
             manifest = {"format": FORMAT, "version": VERSION, **manifest, "files": files}
             durable_files.write_json(temporary / "manifest.json", manifest)
     return open_folder(out)
+
+
+def check_output(out: str | os.PathLike, overwrite: bool) -> None:
+    """Raise an error if :func:`convert` would not replace what ``out`` contains."""
+    if os.path.lexists(out) and not overwrite:
+        remedy = "choose another name, or pass ", OptionName("overwrite", True), " to replace a corpus"
+        raise corpus_error(out, ("exists already; ", *remedy))
+    if os.path.lexists(out) and not is_folder(out):
+        raise corpus_error(out, "exists and is not a corpus folder; it is not overwritten")
 
 
 def read(
@@ -200,8 +212,11 @@ def read_metadata(path: str | os.PathLike, manifest: dict[str, Any]) -> Iterator
 
 def is_folder(path: str | os.PathLike) -> bool:
     """Return whether a path is a corpus folder of any version; its files are not checked."""
+    file = Path(path) / "manifest.json"
     try:
-        manifest = json.loads((Path(path) / "manifest.json").read_bytes())
+        if not file.is_file():  # reading a pipe or a device might not end
+            return False
+        manifest = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(manifest, dict) and manifest.get("format") == FORMAT
@@ -258,24 +273,34 @@ def _check_options(
     min_df: float | str = "auto",
     max_df: float | str = "auto",
     max_features: int | str | None = "auto",
+    min_npmi: float | str = "auto",
     vocabulary: Sequence[str] | str | os.PathLike | None = None,
+    tokens: text.Tokens | None = None,
     **token_options: Unpack[text.TokenOptions],
 ) -> tuple[text.Tokens | None, dict[str, Any], list[str] | None]:
     """Return the definition of a token in text, the limits by which words are chosen, and the vocabulary if given."""
-    tokens = None
+    if tokens is not None and token_options:
+        raise CorpusError(OptionName(next(iter(token_options))), " has no effect beside a definition of a token")
     if source.is_text:
-        tokens = text.tokens(**token_options, encoding=source.encoding)
+        tokens = tokens or text.tokens(**token_options, encoding=source.encoding)
     else:
-        for name, value in (*token_options.items(), *([] if jobs is None else [("jobs", jobs)])):
+        given = {"jobs": jobs, "tokens": tokens}
+        for name, value in (
+            *token_options.items(),
+            *((name, given[name]) for name in given if given[name] is not None),
+        ):
             raise corpus_error(source.paths[0], (OptionName(name, value), f" has no meaning for {source.format}"))
     limits = {"min_df": min_df, "max_df": max_df, "max_features": max_features}
-    text.check_limits(min_df, max_df, max_features)
+    text.check_limits(min_df, max_df, max_features, min_npmi)
+    if tokens is not None and tokens.ngram_range[1] > 1:
+        limits["min_npmi"] = min_npmi
+    elif min_npmi != "auto":
+        raise CorpusError(OptionName("min_npmi"), " has no effect without sequences of words; pass ", _SEQUENCES)
     if vocabulary is None and source.is_text:
         vocabulary = source.vocabulary
     if vocabulary is not None and any(value != "auto" for value in limits.values()):
-        first, second, third = map(OptionName, limits)
         problem = OptionName("vocabulary"), ": exactly these words are kept; omit "
-        raise CorpusError(*problem, first, ", ", second, " and ", third)
+        raise CorpusError(*problem, *[OptionName(name) for name, value in limits.items() if value != "auto"][:1])
     return tokens, limits, None if vocabulary is None else text.check_vocabulary(vocabulary, source.encoding)
 
 
@@ -284,7 +309,7 @@ def _manifest(source: Source, tokens: text.Tokens | None, counted: Counted) -> d
     return {
         **{name: getattr(counted, name) for name in names},
         "source": {"format": source.format, "paths": [str(Path(path).absolute()) for path in source.paths]},
-        "tokens": None if tokens is None else tokens._asdict(),
+        "tokens": None if tokens is None else tokens.as_json(),
         "limits": counted.limits,
         "dropped": counted.dropped,
     }

@@ -28,6 +28,7 @@ import time
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from operator import itemgetter
 from typing import IO, Any, NamedTuple, cast
 
@@ -36,8 +37,10 @@ import numpy.typing as npt
 import scipy.sparse
 
 from smoothgrad_jax.data import text
+from smoothgrad_jax.data.collocations import collocations
 from smoothgrad_jax.data.documents import Metadata
 from smoothgrad_jax.data.errors import CorpusError, OptionName
+from smoothgrad_jax.data.scripts import check_script
 from smoothgrad_jax.data.sources import Source
 
 _SPOOL_BYTES = 8 << 20  # size up to which a temporary file stays in memory
@@ -95,7 +98,8 @@ def count(
     Args:
       source: The source.
       tokens: The definition of a token, if the source is text.
-      limits: ``min_df``, ``max_df`` and ``max_features`` of :func:`smoothgrad_jax.data.text.choose_words`, or
+      limits: ``min_df``, ``max_df`` and ``max_features`` of :func:`smoothgrad_jax.data.text.choose_words`, and if
+        sequences of words are counted ``min_npmi`` of :func:`smoothgrad_jax.data.collocations.collocations`; or
         ``"auto"``.
       vocabulary: The words to count; by default they are selected by ``limits``.
       jobs: Processes that count text.
@@ -121,7 +125,13 @@ def count(
         choose = vocabulary is None and (source.is_text or any(value != "auto" for value in limits.values()))
         chunks = None
         if tokens is not None:
-            chunks = stack.enter_context(contextlib.closing(text.count_stream(_texts(source, record), tokens, jobs)))
+            texts, counted = _texts(source, record), tokens
+            if vocabulary is None and tokens.tokenizer is None and tokens.token_pattern == text.WORD:
+                texts = check_script(texts)
+            if vocabulary is None and limits.get("min_npmi", -1) != -1:  # the scores need the counts of single words
+                counted = tokens._replace(ngram_range=(1, tokens.ngram_range[1]))
+            stream = text.count_stream(texts, counted, jobs)
+            chunks = stack.enter_context(contextlib.closing(stream))
         if vocabulary is not None:
             statistics, spools, ranks = _count_vocabulary(source, chunks, vocabulary, dropped, new_file, tally)
         elif chunks is not None:
@@ -136,7 +146,7 @@ def count(
         kept = np.ones(len(statistics.frequency), bool)
         if choose:
             limits = text.set_limits(tally.documents, **limits) if source.is_text else _set_count_limits(limits)
-            kept = text.choose_words(statistics.frequency, statistics.total, tally.documents, **limits)
+            kept = _choose_words(statistics, tally.documents, tokens, **limits)
             ids = np.where(kept, np.cumsum(kept) - 1, -1).astype(np.int32)
             ranks = [ids if rank is None else ids[rank] for rank in ranks]
         dropped["pruned_words"] = int(np.count_nonzero(statistics.frequency[~kept]))
@@ -298,6 +308,31 @@ def _count_ids(source: Source, new_file: NewFile, tally: _Tally) -> _Counts:
     if source.vocabulary is not None:
         size = len(source.vocabulary)
     return spool.resized(size, source.vocabulary), [spool], [None]
+
+
+def _choose_words(
+    statistics: _WordStatistics,
+    num_docs: int,
+    tokens: text.Tokens | None,
+    min_df: float,
+    max_df: float,
+    max_features: int | None,
+    min_npmi: float | None = None,
+) -> npt.NDArray[np.bool_]:
+    """Return whether each word is kept; of sequences of words, those whose words belong together."""
+    frequency, total, _, words = statistics
+    selected = np.ones(len(frequency), bool)
+    if tokens is not None and min_npmi not in (None, -1):
+        assert words is not None, "text has words"
+        read = partial(_read_words, words)
+        low = text.num_documents(min_df, num_docs)
+        selected = collocations(read, frequency, total, low, min_npmi, tokens.ngram_range)
+        if frequency.any() and not selected.any():
+            limits = OptionName("min_df", min_df), " and ", OptionName("min_npmi", min_npmi)
+            raise CorpusError("no sequence of words is left after ", *limits, "; lower one of them")
+    kept = np.zeros(len(frequency), bool)
+    kept[selected] = text.choose_words(frequency[selected], total[selected], num_docs, min_df, max_df, max_features)
+    return kept
 
 
 def _blocks(source: Source) -> Iterator[Arrays]:

@@ -1,6 +1,8 @@
 """Texts in files: a file that is one text, JSON lines, and delimited tables."""
 
+import contextlib
 import csv
+import itertools
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 from smoothgrad_jax.data import compressed_files
 from smoothgrad_jax.data.compressed_files import decode, read_utf8, text_lines, without_suffix
 from smoothgrad_jax.data.documents import Document, metadata_of
-from smoothgrad_jax.data.errors import OptionName, corpus_error, excerpt, plural
+from smoothgrad_jax.data.errors import CorpusError, OptionName, corpus_error, excerpt, plural
 from smoothgrad_jax.data.formats import Format
 from smoothgrad_jax.data.sources import Head, Source
 
@@ -18,6 +20,7 @@ MAX_TEXT_BYTES = 2**26  # length of one text
 OPTIONS = frozenset({"field", "id", "keep"})  # options of formats with fields
 
 _FIELDS = ("text", "body", "abstract", "content")  # the usual names of the text in a record
+_INSPECTED = 20  # records from which the delimiter is found
 _IDS = ("id", "doi", "url")  # the usual names of the id, also in capital letters
 
 
@@ -48,27 +51,34 @@ def json_records(path: Path, encoding: str) -> Iterator[tuple[int, dict[str, Any
         yield number, record
 
 
-def table_format(name: str, delimiter: str, priority: int) -> Format:
-    """Return the format of tables with a delimiter, whose files are named ``*.name`` or have a known column."""
+def table_format(name: str, delimiters: str, priority: int) -> Format:
+    """Return the format of tables with one of some delimiters, whose files are named ``*.name`` or have a known column.
+
+    Several files of one table can have different delimiters.
+    """
+
+    def records_of(source: Source, path: Path) -> Iterator[tuple[int, list[str]]]:
+        delimiter = _delimiter(path, source, name, delimiters)
+        return _table_records(path, source.encoding, name, delimiter)
 
     def recognise(head: Head) -> bool:
         if without_suffix(head.path.name.lower()).endswith(f".{name}"):
             return not head.is_folder
         try:
             lines = [line.decode("utf-8", "replace") for line in head.lines[:2]]
-            rows = list(csv.reader(lines, delimiter=delimiter))
+            headers = [next(csv.reader(lines, delimiter=delimiter), []) for delimiter in delimiters]
         except csv.Error:
             return False
-        known = [head.field] if head.field else _FIELDS
-        return bool(rows) and any(column in rows[0] for column in known) and (len(rows[0]) > 1 or bool(head.field))
+        known = {head.field} if head.field else {*_FIELDS}
+        return any(known & {*header} and (len(header) > 1 or bool(head.field)) for header in headers)
 
     def prepare(source: Source) -> Source:
-        number, names = next(_table_records(source.paths[0], source.encoding, name, delimiter), (1, []))
+        number, names = next(records_of(source, source.paths[0]), (1, []))
         return with_metadata(with_field(source, number, names, names), number, names)
 
     def documents(source: Source) -> Iterator[Document]:
         for path in source.paths:
-            records = _table_records(path, source.encoding, name, delimiter)
+            records = records_of(source, path)
             number, header = next(records, (1, []))
             for field in (source.field, *source.keep):
                 if field is None or header.count(field) != 1:
@@ -85,12 +95,12 @@ def table_format(name: str, delimiter: str, priority: int) -> Format:
     return Format(priority, recognise, documents, prepare=prepare, options=OPTIONS)
 
 
-def with_field(source: Source, line: int, names: list[str], texts: list[str]) -> Source:
+def with_field(source: Source, line: int | None, names: list[str], texts: list[str]) -> Source:
     """Return the source with the name of the field that is the text.
 
     Args:
       source: The source, with the field that the user requires, if any.
-      line: The line of the first record.
+      line: The line of the first record, if the file has lines.
       names: The fields of the first record.
       texts: The fields that can be the text.
 
@@ -109,12 +119,12 @@ def with_field(source: Source, line: int, names: list[str], texts: list[str]) ->
     return source._replace(field=field)
 
 
-def with_metadata(source: Source, line: int, names: list[str]) -> Source:
+def with_metadata(source: Source, line: int | None, names: list[str]) -> Source:
     """Return the source with the name of the field that is the id.
 
     Args:
       source: The source, with the id and the fields to keep that the user requires, if any.
-      line: The line of the first record.
+      line: The line of the first record, if the file has lines.
       names: The fields of the first records.
 
     Raises:
@@ -135,6 +145,21 @@ def listed(names: Iterable[str]) -> str:
     """Return names as a list for a message."""
     names = [excerpt(name) for name in names]
     return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "") if names else "none"
+
+
+def _delimiter(path: Path, source: Source, name: str, delimiters: str) -> str:
+    """Return the delimiter for which the header has a known column, then the records its length, then most columns."""
+    known = {source.field} if source.field else {*_FIELDS}
+
+    def score(delimiter: str) -> tuple[bool, bool, int]:
+        rows: list[list[str]] = []
+        with contextlib.suppress(CorpusError):  # it is raised again if this is the best delimiter
+            for _, row in itertools.islice(_table_records(path, source.encoding, name, delimiter), _INSPECTED):
+                rows.append(row)
+        header = rows[0] if rows else []
+        return bool(known & {*header}), all(len(row) == len(header) for row in rows), len(header)
+
+    return delimiters if len(delimiters) == 1 else max(delimiters, key=score)
 
 
 def _table_records(path: Path, encoding: str, name: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:

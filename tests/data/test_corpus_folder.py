@@ -110,19 +110,25 @@ LIMITS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.filterwarnings("ignore::smoothgrad_jax.data.errors.CorpusWarning")  # of Chinese words
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(TEXTS, TOKENS, st.just(ALL) | LIMITS, st.booleans())
 def test_text_is_counted_as_by_scikit_learn(tmp_path_factory, small_chunks, texts, options, limits, to_disk):
     sklearn = CountVectorizer(**options, **limits)
+    ours, words = {**options, **limits}, options["stop_words"]
+    if isinstance(words, list):  # the list replaces the English one only as `stop_words_only`
+        ours |= {"stop_words": "english", "stop_words_only": words}
+    if options["ngram_range"] != (1, 1):
+        ours["min_npmi"] = -1  # all sequences
     try:
         expected = sklearn.fit_transform(texts).toarray() if texts else None
     except ValueError:
         expected = None
     with contextlib.suppress(CorpusError):
         if to_disk:
-            stored = convert(Texts(texts), tmp_path_factory.mktemp("corpus") / "out", **options, **limits)
+            stored = convert(Texts(texts), tmp_path_factory.mktemp("corpus") / "out", **ours)
         else:
-            stored = read(Texts(texts), **options, **limits)
+            stored = read(Texts(texts), **ours)
         np.testing.assert_array_equal(dense(stored), expected)
         assert stored.vocabulary == sklearn.get_feature_names_out().tolist()
         check(stored)
@@ -133,6 +139,32 @@ def test_text_is_counted_as_by_scikit_learn(tmp_path_factory, small_chunks, text
         assert stored.manifest["dropped"]["documents_that_lost_all_words"] == lost.sum()
         return
     assert expected is None or any("\n" in word for word in sklearn.get_feature_names_out())
+
+
+def test_sequences_of_words_are_chosen_and_counted_in_bounded_memory(small_chunks):
+    rng = np.random.default_rng(0)
+    texts = [" ".join([*rng.choice(["sea", "sail", "wind"], 9), "new", "york"]) for _ in range(30)]
+    every = CountVectorizer(ngram_range=(1, 2)).fit(texts)
+    stored = read(Texts(texts), ngram_range=(1, 2), **ALL)
+    assert stored.vocabulary == ["new", "new york", "sail", "sea", "wind", "york"]
+    expected = every.transform(texts).toarray()[:, [every.vocabulary_[word] for word in stored.vocabulary]]
+    np.testing.assert_array_equal(dense(stored), expected)
+    assert stored.manifest["limits"]["min_npmi"] == 0.4
+    assert stored.manifest["tokens"]["ngram_range"] == (1, 2)
+    assert read(Texts(texts), ngram_range=(2, 2), **ALL).vocabulary == ["new york"]
+    assert len(read(Texts(texts), ngram_range=(1, 2), min_npmi=-1, **ALL).vocabulary) == len(every.vocabulary_)
+    # The vocabulary of a model contains the sequences, and needs no choice.
+    tokens = text.stored_tokens(json.loads(json.dumps(stored.manifest["tokens"])))
+    again = read(Texts(texts), vocabulary=stored.vocabulary, tokens=tokens)
+    np.testing.assert_array_equal(dense(again), dense(stored))
+    with pytest.raises(CorpusError, match="no sequence of words is left after min_df=1 and min_npmi=1; lower"):
+        read(Texts(["sea sail sea sail sea"]), ngram_range=(2, 2), min_npmi=1, min_df=1)
+    with pytest.raises(CorpusError, match=r"min_npmi has no effect without .*; pass ngram_range=\(1, 2\)"):
+        read(Texts(texts), min_npmi=0.5)
+    with pytest.raises(CorpusError, match="min_npmi: expected a number from -1 to 1"):
+        read(Texts(texts), ngram_range=(1, 2), min_npmi=2)
+    with pytest.raises(CorpusError, match="lowercase has no effect beside a definition of a token"):
+        read(Texts(texts), tokens=tokens, lowercase=True)
 
 
 def test_a_folder_has_the_content_that_is_read(tmp_path):
@@ -263,7 +295,14 @@ def test_words_of_counts_are_removed_only_by_given_limits(tmp_path):
 
 @pytest.mark.parametrize(
     "options",
-    [{"lowercase": False}, {"token_pattern": "x"}, {"stop_words": None}, {"ngram_range": (1, 2)}, {"jobs": 2}],
+    [
+        {"lowercase": False},
+        {"token_pattern": "x"},
+        {"stop_words": None},
+        {"ngram_range": (1, 2)},
+        {"jobs": 2},
+        {"tokens": text.tokens()},
+    ],
     ids=lambda options: next(iter(options)),
 )
 def test_counts_have_no_options_of_text(options):

@@ -41,7 +41,9 @@ def run(args: Namespace) -> int:
     settings = Settings.from_json({**earlier, "threads": None}, **given)
     stored = open_corpus(args, last)
     settings = settings.resolve(stored.corpus.num_docs)
-    chosen = word_options(args) or earlier.get("word_options")
+    chosen = word_options(args)
+    if not chosen.keys() - {"tokenizer"}:  # a tokenizer is given again to resume; see `open_corpus`
+        chosen = {**earlier.get("word_options", {}), **chosen}
     metadata = provenance(stored) | ({"word_options": chosen} if chosen else {})
     if last:
         runs.check_resumable(last, settings, metadata)

@@ -3,7 +3,9 @@
 import hashlib
 import itertools
 import json
+import os
 import re
+import sys
 from argparse import Namespace
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -34,7 +36,8 @@ _READING = {
     "sort": False,
     "words_file": None,
 }
-_WORD_OPTIONS = ("vocabulary", "min_df", "max_df", "max_features", "stop_words", "token_pattern")
+_LIMITS = ("vocabulary", "min_df", "max_df", "max_features", "min_npmi")
+_TOKEN_OPTIONS = ("stop_words", "stop_words_only", "ngram_range", "token_pattern", "tokenizer")
 
 
 def open_source(args: Namespace) -> Source:
@@ -53,17 +56,26 @@ def open_source(args: Namespace) -> Source:
 
 def refuse_reading_options(args: Namespace) -> None:
     """Raise an error if an option of :func:`open_source` is given."""
-    for name, default in _READING.items():
+    for name, default in (*_READING.items(), ("tokenizer", None)):
         if getattr(args, name, default) != default:
             raise OptionError(name, "has no effect without documents to read")
 
 
 def word_options(args: Namespace) -> dict[str, Any]:
     """Return the vocabulary options given on the command line."""
-    options = {name: getattr(args, name) for name in _WORD_OPTIONS if getattr(args, name) is not None}
+    names = (*_LIMITS, *_TOKEN_OPTIONS)
+    options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if options.get("stop_words") == "none":
         options["stop_words"] = None
+    if "tokenizer" in options:
+        _find_modules_here()
     return options
+
+
+def _find_modules_here() -> None:
+    """Let a tokenizer be a module in the current folder, as for ``python -m``; installed modules come first."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
 
 
 def open_corpus(args: Namespace, checkpoint: Checkpoint | None = None) -> CountedCorpus:
@@ -79,12 +91,19 @@ def open_corpus(args: Namespace, checkpoint: Checkpoint | None = None) -> Counte
             raise OptionError(name, f"has no effect: the words of {source.paths[0]} were chosen by convert")
         log_empty(source.loaded)
         return source.loaded
-    if checkpoint and not options:
-        options = checkpoint.settings.get("word_options", {})
+    if checkpoint and not options.keys() - {"tokenizer"}:
+        options = _earlier_options(checkpoint, options.get("tokenizer"))
     with reading_progress(args.json) as show:
         stored = corpus_folder.read(source, progress=show, **options)
     log_dropped(stored)
     return stored
+
+
+def _earlier_options(checkpoint: Checkpoint, tokenizer: str | None) -> dict[str, Any]:
+    """Return the vocabulary options of a checkpoint, with the definition of a word that it stores."""
+    options, tokens = checkpoint.settings.get("word_options", {}), checkpoint.settings.get("tokens")
+    limits = {name: value for name, value in options.items() if name in _LIMITS}
+    return limits if tokens is None else limits | {"tokens": text.stored_tokens(tokens, tokenizer)}
 
 
 def provenance(stored: CountedCorpus) -> dict[str, Any]:
@@ -151,19 +170,21 @@ class ModelInputs(NamedTuple):
         return tables.column_types(self.source.keep, self.metadata())
 
 
+def definition_of(model: SavedModel, tokenizer: str | None) -> text.Tokens:
+    """Return the definition of a word of a model; a tokenizer is imported only if it is given on the command line."""
+    stored = model.settings.get("tokens")
+    if stored is None:
+        log("the model does not store how text is split into words; splitting as fit does by default")
+        stored = text.tokens().as_json()
+    if tokenizer is not None:
+        _find_modules_here()
+    return text.stored_tokens(stored, tokenizer)
+
+
 def title_of(number: int, metadata: Metadata) -> str:
     """Return the heading of a document: its id, or its row number, and its kept fields."""
     values = (str(value) for value in metadata.fields if value not in (None, ""))
     return " · ".join([metadata.id or f"document {number}", *values])
-
-
-def token_options(model: SavedModel) -> text.TokenOptions:
-    """Return the options by which a model splits text into words."""
-    tokens: text.TokenOptions | None = model.settings.get("tokens")
-    if tokens is None:
-        log("the model does not store how text is split into words; splitting as fit does by default")
-        return {}
-    return tokens
 
 
 def open_for_model(args: Namespace, model: SavedModel, columns: Collection[str] = ()) -> ModelInputs:
@@ -181,8 +202,10 @@ def open_for_model(args: Namespace, model: SavedModel, columns: Collection[str] 
     if source.is_text:
         if vocabulary is None:
             raise CommandError("the model has no vocabulary: it can be applied to counts, not to text")
-        counted = corpus_folder.read(source, vocabulary=vocabulary, **token_options(model))
+        counted = corpus_folder.read(source, vocabulary=vocabulary, tokens=definition_of(model, args.tokenizer))
         log_dropped(counted)
+    elif args.tokenizer is not None and getattr(args, "text", None) is None:
+        raise OptionError("tokenizer", f"has no meaning for {source.format}")
     elif vocabulary is not None and source.vocabulary not in (None, vocabulary):
         counted = corpus_folder.read(source, vocabulary=vocabulary)
         log_dropped(counted)

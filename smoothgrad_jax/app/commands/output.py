@@ -1,12 +1,12 @@
 """Output shared by several commands: messages, JSON lines and topics."""
 
 import json
-import os
 import re
 import shutil
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from smoothgrad_jax.app.saved_models import SavedModel
 from smoothgrad_jax.data.corpus_folder import CountedCorpus
 from smoothgrad_jax.data.counting import OnProgress
 from smoothgrad_jax.data.errors import plural
+from smoothgrad_jax.data.local_files import is_url
 from smoothgrad_jax.models.topic_quality import effective_topics
 
 INTERRUPTED = 130  # exit code
@@ -63,7 +64,9 @@ def log_dropped(stored: CountedCorpus) -> None:
     """Report words that are not in the vocabulary, and documents without any word."""
     outside = stored.manifest["dropped"]["tokens_outside_vocabulary"]
     if outside:
-        log(f"ignoring {plural(outside, 'word')} outside of the vocabulary")
+        longest = (stored.manifest["tokens"] or {}).get("ngram_range", (1, 1))[1]
+        what = plural(outside, "word") + (" and sequences of words" if longest > 1 else "")
+        log(f"ignoring {what} outside of the vocabulary")
     log_empty(stored)
 
 
@@ -105,22 +108,40 @@ def print_topics(model: SavedModel, num_words: int, max_topics: int | None = Non
         )
 
 
-def check_file(path: Path) -> None:
+def check_file(path: Path, suffixes: Sequence[str] = ()) -> None:
     """Raise an error if the path of an output file is a folder, or if its folder cannot be written."""
     if path.is_dir():
         raise CommandError(f"{path}: expected the name of a file, got a folder; give another name")
+    if suffixes and path.suffix not in suffixes:
+        raise CommandError(f"{path}: expected a name that ends in {' or '.join(suffixes)}")
+    _refuse_url(path)
     if not path.parent.is_dir():
         raise CommandError(f"{path}: the folder {path.parent} does not exist")
-    check_folder(path.parent)
+    _check_writable(path.parent, path)
 
 
 def check_folder(path: Path) -> None:
     """Raise an error if a path is not a folder that can be written, or that can be created."""
+    _refuse_url(path)
     first = next(each for each in (path, *path.absolute().parents) if each.exists())
     if not first.is_dir():
         raise CommandError(f"{path}: expected a folder or a new name, got a file" + (f" {first}" * (first != path)))
-    if not os.access(first, os.W_OK):
-        raise CommandError(f"{path}: the folder {first} is not writable")
+    _check_writable(first, path)
+
+
+def _check_writable(folder: Path, path: Path) -> None:
+    """Raise an error about an output if its folder cannot be written."""
+    try:
+        # Permissions are not enough: the file system can be read-only, or a network can map the user to another one.
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise CommandError(f"{path}: the folder {folder} is not writable: {error.strerror}") from None
+
+
+def _refuse_url(path: Path) -> None:
+    if is_url(str(path)):
+        raise CommandError(f"{path}: expected a file or a folder of this computer, got a URL")
 
 
 @contextmanager

@@ -29,8 +29,9 @@ def run(args: Namespace) -> int:
         raise OptionError("period", "has no effect without --by")
     path = Path(args.out) if args.out else Path(args.model) / "report.html"
     if args.out:
-        check_file(path)
+        check_file(path, (".html", ".htm"))
     model, comparison = saved_models.load_model(args.model), None
+    check_file(path)
     if args.compare is not None:
         other = saved_models.load_model(args.compare)
         comparison = compare_models(model, other, Path(args.compare).resolve().name)

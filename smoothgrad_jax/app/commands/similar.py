@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from smoothgrad_jax.app import saved_models
-from smoothgrad_jax.app.commands.inputs import ModelInputs, open_for_model, title_of, token_options
+from smoothgrad_jax.app.commands.inputs import ModelInputs, definition_of, open_for_model, title_of
 from smoothgrad_jax.app.commands.output import CommandError, emit, printable
 from smoothgrad_jax.app.saved_models import SavedModel
 from smoothgrad_jax.core.errors import OptionError
@@ -26,7 +26,7 @@ def run(args: Namespace) -> int:
     documents = open_for_model(args, model)
     row, query = None, None
     if args.text is not None:
-        query = _count(args.text, model)
+        query = _count(args, model)
     else:
         row = _find(documents, args.to) if args.row is None else args.row
         if row >= documents.corpus.num_docs:
@@ -68,11 +68,11 @@ def _find(documents: ModelInputs, wanted: str) -> int:
     raise CommandError(f"--to {wanted}: {ids}")
 
 
-def _count(query: str, model: SavedModel) -> Corpus:
-    """Return a text as a corpus of one document."""
+def _count(args: Namespace, model: SavedModel) -> Corpus:
+    """Return the text on the command line as a corpus of one document."""
     if model.vocabulary is None:
         raise CommandError("the model has no vocabulary: it cannot be applied to text")
-    chunk = text.count_chunk([query], text.tokens(**token_options(model)))
+    (chunk,) = text.count_stream([args.text], definition_of(model, args.tokenizer))
     counts = text.renumber(chunk, {word: i for i, word in enumerate(model.vocabulary)})
     return Corpus(counts.indptr, counts.indices, counts.data, len(model.vocabulary))
 
