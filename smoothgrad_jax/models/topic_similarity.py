@@ -33,11 +33,11 @@ def word_proportions(gamma: npt.ArrayLike, alpha: npt.ArrayLike) -> npt.NDArray[
       >>> word_proportions([[3.1, 1.1], [0.1, 0.1]], 0.1).round(3).tolist()
       [[0.75, 0.25], [nan, nan]]
     """
-    words = np.maximum(np.asarray(gamma, np.float64) - np.asarray(alpha), 0)
+    both = np.asarray(gamma, np.float64)
+    words = np.maximum(both - np.asarray(alpha), 0)
     total = words.sum(1, keepdims=True)
-    return np.divide(
-        words, total, out=np.full_like(words, np.nan), where=total > 1e-6 * np.sum(gamma, 1, keepdims=True)
-    )
+    is_known = total > 1e-6 * both.sum(1, keepdims=True)  # otherwise the difference is a rounding error
+    return np.divide(words, total, out=np.full_like(words, np.nan), where=is_known)
 
 
 def similarity(p: npt.ArrayLike, query: npt.ArrayLike) -> npt.NDArray[np.float64]:
