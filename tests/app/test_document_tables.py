@@ -238,14 +238,17 @@ def test_years_are_in_the_order_of_time_without_a_period(model, folder, capsys):
 def test_similar_documents_have_the_smallest_hellinger_distance(model, papers, written, capsys):
     path, records = papers
     table = np.load(written / "theta.npz")
-    theta = table["theta"].astype(np.float64)
-    distance = np.sqrt(((np.sqrt(theta) - np.sqrt(theta[4])) ** 2).sum(1) / 2)
+    # γ = θ (Σ α + words), and γ − α are the expected words per topic
+    tokens = np.maximum(table["theta"] * (3 * 0.1 + table["words"][:, None]) - 0.1, 0)
+    p = tokens / np.maximum(tokens.sum(1, keepdims=True), 1e-3)
+    distance = np.sqrt(((np.sqrt(p) - np.sqrt(p[4])) ** 2).sum(1) / 2)
     distance[[4, *np.flatnonzero(table["words"] == 0)]] = np.inf
     order = np.argsort(distance, kind="stable")[:5]
     for query in (["--to", "p/4"], ["--to", "4"], ["--row", "4"]):
         assert main(["similar", model, str(path), *query, "--top", "5", "--keep", "journal", "--json"]) == 0
         found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-        np.testing.assert_allclose([each["similarity"] for each in found], 1 - distance[order], atol=1e-5)
+        np.testing.assert_allclose([each["similarity"] for each in found], 1 - distance[order], atol=1e-3)
+        np.testing.assert_allclose([1 - distance[each["document"]] for each in found], 1 - distance[order], atol=1e-3)
         assert all(each["id"] == records[each["document"]]["id"] for each in found)
         assert all(each["fields"] == {"journal": records[each["document"]]["journal"]} for each in found)
         assert all(each["text"] == records[each["document"]]["text"] for each in found)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from smoothgrad_jax.models.topic_similarity import nearest, similarity
+from smoothgrad_jax.models.topic_similarity import nearest, similarity, word_proportions
 
 
 def test_similarity_is_one_minus_the_hellinger_distance():
@@ -15,6 +15,19 @@ def test_similarity_is_one_minus_the_hellinger_distance():
     assert similarity(np.eye(2)[:1], np.eye(2)[1])[0] == 0
     single = theta.astype(np.float32)  # rows sum to one within a rounding error
     assert (similarity(single, single[0]) <= 1).all()
+
+
+def test_the_prior_has_no_part_in_the_proportions():
+    rng = np.random.default_rng(2)
+    alpha, tokens = rng.gamma(1, 1, 5), rng.multinomial(40, np.full(5, 0.2), 30).astype(float)
+    tokens[3] = 0
+    p = word_proportions((alpha + tokens).astype(np.float32), alpha.astype(np.float32))
+    expected = np.delete(tokens, 3, axis=0) / 40
+    np.testing.assert_allclose(np.delete(p, 3, axis=0), expected, atol=1e-6)
+    assert np.isnan(p[3]).all()
+    # Three words and three hundred words with the same fractions are the same.
+    short, long = word_proportions(alpha + np.array([[1, 2, 0, 0, 0], [100, 200, 0, 0, 0]]), alpha)
+    assert similarity(short[None], long)[0] == pytest.approx(1, abs=1e-6)
 
 
 @pytest.mark.parametrize("size", [1, 7, 100])

@@ -15,7 +15,8 @@ from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.data import text
 from smoothgrad_jax.data.corpus import Corpus
 from smoothgrad_jax.data.errors import plural
-from smoothgrad_jax.models.topic_similarity import nearest
+from smoothgrad_jax.models.lda import inference
+from smoothgrad_jax.models.topic_similarity import nearest, word_proportions
 
 _EXCERPT = 100  # characters
 
@@ -34,7 +35,7 @@ def run(args: Namespace) -> int:
         query = documents.corpus.part(row, row + 1)
     if not query.lengths().any():
         raise CommandError("the document or text has no word that is in the vocabulary of the model")
-    found = nearest(_proportions(documents, model, row), model.transform(query)[0], args.top)
+    found = nearest(_parts(documents, model, row), _proportions(model, query)[0], args.top)
     wanted, excerpts = set(found.documents.tolist()), {}
     for number, (words, metadata) in enumerate(itertools.islice(documents.documents(), max(wanted, default=-1) + 1)):
         if number in wanted:
@@ -77,13 +78,18 @@ def _count(args: Namespace, model: SavedModel) -> Corpus:
     return Corpus(counts.indptr, counts.indices, counts.data, len(model.vocabulary))
 
 
-def _proportions(documents: ModelInputs, model: SavedModel, row: int | None) -> Iterator[npt.NDArray]:
-    """Yield θ in parts, with NaN for the document itself and for documents without a known word."""
+def _parts(documents: ModelInputs, model: SavedModel, row: int | None) -> Iterator[npt.NDArray]:
+    """Yield topic proportions in parts, with NaN for the document itself and for documents without a known word."""
     first = 0
     for part in documents.corpus.parts():
-        theta = model.transform(part)
-        theta[part.lengths() == 0] = np.nan
-        if row is not None and first <= row < first + len(theta):
-            theta[row - first] = np.nan
-        yield theta
-        first += len(theta)
+        proportions = _proportions(model, part)
+        if row is not None and first <= row < first + len(proportions):
+            proportions[row - first] = np.nan
+        yield proportions
+        first += len(proportions)
+
+
+def _proportions(model: SavedModel, corpus: Corpus) -> npt.NDArray:
+    proportions = word_proportions(inference.posteriors(model.lda(), model.lam, corpus), model.alpha)
+    proportions[corpus.lengths() == 0] = np.nan
+    return proportions
