@@ -388,12 +388,12 @@ def _add_words(parser: argparse.ArgumentParser) -> None:
     stop_words.add_argument(
         "--stop-words",
         metavar="FILE",
-        help="words to remove beside a list of English ones, one per line; or none (the English list alone)",
+        help="file with words to remove beside scikit-learn's English list, one per line; or none: remove no word",
     )
     stop_words.add_argument(
         "--stop-words-only",
         metavar="FILE",
-        help="words to remove instead of the English list; github.com/stopwords-iso has lists for other languages",
+        help="file with words to remove instead, for other languages: github.com/stopwords-iso has such lists",
     )
     group.add_argument(
         "--ngrams",
