@@ -23,7 +23,9 @@ import scipy.sparse
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.schedules import robbins_monro
 from smoothgrad_jax.core.types import Array, ArrayLike, PRNGKey, PyTree
+from smoothgrad_jax.data import schema
 from smoothgrad_jax.data.corpus import Corpus
+from smoothgrad_jax.data.durable_files import LoadError, loading
 from smoothgrad_jax.models.lda import inference, priors
 from smoothgrad_jax.models.lda.methods import Variational, named_method
 from smoothgrad_jax.models.lda.model import LDA
@@ -41,6 +43,17 @@ _STEPS_PER_UPDATE = 5  # smallest number of steps between two updates
 _INITIAL_ETA = 0.1  # where η is learned
 _PRIOR_WEIGHT = 0.1  # weight of the newest documents in the moving average to which α is fitted
 _IN_WORDS = {"corpus": "the corpus", "tokens": "the definition of a word", "word_options": "the choice of words"}
+
+_RECORD = schema.record({"step": schema.integer()} | dict.fromkeys(("passes", "seconds", "rate", "score"), schema.real))
+_POSITIVE = schema.number(0, above=True)
+_LEARNED = schema.record(
+    {
+        "alpha": schema.either(_POSITIVE, schema.list_of(_POSITIVE)),
+        "eta": schema.anything,  # [V, K] where it is not learned
+        "mean_log": schema.optional(schema.list_of(schema.number(most=0))),
+        "rng": schema.record({"bit_generator": schema.string}),
+    }
+)
 
 Record = dict[str, Any]  # step, passes, seconds, rate and score of one report
 Watch = Callable[[Iterator[Progress]], Iterator[Progress]]
@@ -114,6 +127,16 @@ def check_resumable(checkpoint: Checkpoint, settings: Settings, metadata: Mappin
     )
     check_same(then, now)
     check_settings(checkpoint.settings, dict.fromkeys(OPTIONS) | settings.as_json())
+
+
+def stored_settings(checkpoint: Checkpoint) -> Settings:
+    """Return the settings of a checkpoint; a new run chooses the number of threads.
+
+    Raises:
+      LoadError: A setting has no valid value.
+    """
+    with loading(checkpoint.path / "checkpoint.json"):
+        return Settings.from_json(checkpoint.settings, threads=None)
 
 
 def check_settings(stored: Mapping[str, Any], current: Mapping[str, Any]) -> None:
@@ -196,8 +219,18 @@ class PriorLearner:
             "rng": self._rng.bit_generator.state,
         }
 
-    def restore(self, model: LDA, state: Mapping[str, Any]) -> LDA:
-        """Continue from a state; returns the model with its priors."""
+    def restore(self, model: LDA, state: Mapping[str, Any], num_topics: int) -> LDA:
+        """Continue from a state; returns the model with its priors.
+
+        Raises:
+          ValueError: The state is not one of :meth:`state`.
+        """
+        _LEARNED(state, "learned")
+        for name in ("alpha", "mean_log"):
+            if np.size(state[name]) not in (1, num_topics):
+                raise ValueError(f"learned.{name} must have {num_topics} numbers, got {np.size(state[name])}")
+        if self._learns_eta:
+            _POSITIVE(state["eta"], "learned.eta")
         self._mean_log = None if state["mean_log"] is None else np.asarray(state["mean_log"])
         self._rng.bit_generator.state = state["rng"]
         if self._learns_alpha:
@@ -250,6 +283,8 @@ class Run:
         assert settings.passes is not None, "the settings must be resolved"
         self._batch_size = min(settings.batch_size, self._num_docs)
         self.steps = max(1, math.ceil(settings.passes * self._num_docs / self._batch_size))
+        if checkpoint:
+            _check_checkpoint(checkpoint, self._num_docs / self._batch_size)
         first = checkpoint.step if checkpoint else 0
         self.history: list[Record] = list(checkpoint.history) if checkpoint else []
         self._earlier_passes = first * self._batch_size / self._num_docs
@@ -258,7 +293,8 @@ class Run:
         model = initial_model(settings, self._num_docs)
         self._learner = PriorLearner(settings, corpus, documents, rng) if settings.learns_priors else None
         if self._learner and checkpoint and "learned" in checkpoint.settings:
-            model = self._learner.restore(model, checkpoint.settings["learned"])
+            with loading(checkpoint.path / "checkpoint.json"):
+                model = self._learner.restore(model, checkpoint.settings["learned"], settings.topics)
         self._training = driver.fit(
             corpus,
             model,
@@ -378,6 +414,16 @@ class Run:
         scores, patience = [each["score"] for each in self.history], self._settings.patience
         target = max(scores[:-patience], default=math.inf) + self._settings.min_improvement
         return len(scores) > patience and max(scores[-patience:]) < target
+
+
+def _check_checkpoint(checkpoint: Checkpoint, scale: float) -> None:
+    """Raise an error unless the history has the records of a run, and the last step scaled its statistics by D/B."""
+    with loading(checkpoint.path / "checkpoint.json"):
+        schema.list_of(_RECORD)(checkpoint.history, "history")
+    entering = getattr(checkpoint.state, "entering", None)
+    if entering is not None and not math.isclose(entering.scale, scale, rel_tol=1e-6):
+        problem = f"the state is not valid: entering.scale is {entering.scale:g}, expected D/B = {scale:g}"
+        raise LoadError(f"{checkpoint.path}: damaged: {problem}")
 
 
 def record(report: Progress) -> Record:

@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from smoothgrad_jax.data import durable_files
+from smoothgrad_jax.data import durable_files, schema
 from smoothgrad_jax.data.durable_files import LoadError
+from smoothgrad_jax.training.settings import METHODS
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -38,6 +39,36 @@ if TYPE_CHECKING:
 _FORMAT, _VERSION, _KIND = "smoothgrad model", 1, "lda"
 _REQUIRED, _OPTIONAL = ("lam", "alpha", "eta"), ("prevalence", "word_counts")
 _VOCABULARY = "vocabulary.txt"
+# A model contains its stop words. A name of another list would be the path of a file of the reader.
+_TOKENS = schema.record(
+    {},
+    {
+        "lowercase": schema.boolean,
+        "token_pattern": schema.string,
+        "stop_words": schema.either(schema.one_of(None, "english"), schema.list_of(schema.string)),
+        "ngram_range": schema.list_of(schema.integer(1), 2),
+    },
+)
+_CONTENT = schema.record(
+    {
+        "num_docs": schema.number(0, above=True),
+        "settings": schema.record(
+            {},
+            {
+                "tokens": schema.optional(_TOKENS),
+                "local_tol": schema.number(0),
+                "local_max_iter": schema.integer(1),
+                "method": schema.one_of(*METHODS),
+            },
+        ),
+        "history": schema.list_of(
+            schema.record(
+                {}, dict.fromkeys(("step", "passes", "seconds", "rate", "score"), schema.optional(schema.real))
+            )
+        ),
+        "files": schema.mapping(durable_files.ENTRY),
+    }
+)
 _FILES = (*(f"{name}.npy" for name in (*_REQUIRED, *_OPTIONAL)), _VOCABULARY)
 
 Documents: TypeAlias = "Corpus | npt.NDArray | scipy.sparse.sparray | scipy.sparse.spmatrix"
@@ -323,6 +354,7 @@ def _load(folder: Path) -> SavedModel:
         return new if is_new and new.exists() else folder / name
 
     with durable_files.loading(path):
+        _CONTENT(metadata, "")
         files = {name: metadata["files"].get(name) for name in _FILES}
         arrays: dict[str, Any] = {
             name: np.array(durable_files.read_array(find(f"{name}.npy"), files[f"{name}.npy"]))
@@ -332,7 +364,7 @@ def _load(folder: Path) -> SavedModel:
         vocabulary = None
         if files[_VOCABULARY]:
             durable_files.verify(find(_VOCABULARY), files[_VOCABULARY])
-            vocabulary = find(_VOCABULARY).read_bytes().decode().split("\n")[:-1]
+            vocabulary = durable_files.read_bytes(find(_VOCABULARY)).decode().split("\n")[:-1]
         settings, history = dict(metadata["settings"]), list(metadata["history"])
         model = SavedModel(
             num_docs=metadata["num_docs"], vocabulary=vocabulary, settings=settings, history=history, **arrays

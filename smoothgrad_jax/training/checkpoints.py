@@ -25,8 +25,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from smoothgrad_jax.core.row_sparse.state import RowSparseState
 from smoothgrad_jax.core.types import PyTree
-from smoothgrad_jax.data import durable_files
+from smoothgrad_jax.data import durable_files, schema
 from smoothgrad_jax.data.corpus import Corpus
 from smoothgrad_jax.data.durable_files import LoadError, VersionError
 from smoothgrad_jax.training.minibatches import Sampler
@@ -35,6 +36,25 @@ from smoothgrad_jax.training.state_files import IncompatibleError, read_tree, wr
 _FORMAT, _VERSION = "smoothgrad checkpoint", 3
 _NAME = re.compile(r"(\d{6,})-step-(\d+)")
 _CHUNK = 1 << 19  # entries of a corpus that are read together
+_CONTENT = schema.record(
+    {
+        "made_by": schema.mapping(schema.string),
+        "step": schema.integer(),
+        "sampler": schema.optional(
+            schema.record(
+                {
+                    "seed": schema.list_of(schema.integer(0, 2**64 - 1)),
+                    "num_docs": schema.integer(1),
+                    "batch_size": schema.integer(1),
+                    "replace": schema.boolean,
+                }
+            )
+        ),
+        "settings": schema.mapping(schema.anything),
+        "history": schema.list_of(schema.anything),
+        "state": schema.record({"structure": schema.anything, "files": schema.mapping(durable_files.ENTRY)}),
+    }
+)
 
 
 class Resumable(Protocol):
@@ -263,11 +283,15 @@ def _read_checkpoint(path: Path, like: PyTree) -> Checkpoint:
         path / "checkpoint.json",
         _FORMAT,
         _VERSION,
+        _CONTENT,
         if_older="finish the run with the version that wrote it, or start again",
     )
     with durable_files.loading(path):
+        state = read_tree(path, body["state"], like)
+        if isinstance(state, RowSparseState):
+            state.check()
         return Checkpoint(
-            state=read_tree(path, body["state"], like),
+            state=state,
             step=body["step"],
             settings=body["settings"],
             history=body["history"],

@@ -36,7 +36,7 @@ from smoothgrad_jax.data.corpus import Corpus
 from smoothgrad_jax.data.sampling import prefetch
 from smoothgrad_jax.training.engines import Engine, EngineOptions, WindowSpec, choose_engine
 from smoothgrad_jax.training.minibatches import Minibatches, Sampler, open_minibatches
-from smoothgrad_jax.training.settings import DEFAULTS, FIT_KAPPA, default_tau
+from smoothgrad_jax.training.settings import DEFAULTS, FIT_KAPPA, MAX_THREADS, default_tau
 
 _REPORT_INTERVAL = 0.25  # seconds between two reports, unless the caller asks for a number of steps
 _SCHEDULE_CHUNK = 1024  # values of a schedule that are computed at a time
@@ -140,7 +140,8 @@ def fit(
     check_key(model, key)
     source = open_minibatches(data, model, batch_size, key, replace, documents)
     options = EngineOptions(window, warmup, slots, threads, key, source.num_words, source.entries_per_batch)
-    _check_count("threads", threads)
+    if (_check_count("threads", threads) or 1) > MAX_THREADS:
+        raise OptionError("threads", f"must be at most {MAX_THREADS:,}, got {threads}")
     if score_every is not None and held_out is None:
         raise OptionError("score_every", "has no effect without held_out")
     engine = choose_engine(model, params, options)

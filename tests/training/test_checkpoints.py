@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+import zlib
 from types import SimpleNamespace
 
 import jax
@@ -24,6 +25,7 @@ from smoothgrad_jax.data import durable_files
 from smoothgrad_jax.data.durable_files import LoadError, SaveError
 from smoothgrad_jax.training import driver
 from smoothgrad_jax.training.checkpoints import Checkpoints, _read_checkpoint, check_same, check_sampler, fingerprint
+from smoothgrad_jax.training.state_files import write_tree
 
 V, K, D, B = 80, 4, 120, 10
 KEY = jax.random.key(5)
@@ -294,6 +296,77 @@ def damage(path, harm):
         path.unlink()
     else:
         path.write_bytes(data if harm == "flip" else data[:-1])
+
+
+def forge(path, change):
+    """Change the content of a checkpoint and give it valid checksums, as someone else could have done."""
+    body = durable_files.read_json(path / "checkpoint.json", "smoothgrad checkpoint", 3)
+    change(path, body)
+    for entry in body["state"]["files"].values() if isinstance(body["state"], dict) else ():
+        name = path / f"{entry['dtype']}.npy"
+        content = name.read_bytes()
+        entry |= {"bytes": len(content), "crc32": f"{zlib.crc32(content):08x}"}
+    (path / "checkpoint.json").unlink()
+    durable_files.write_json(path / "checkpoint.json", body)
+
+
+def change_leaves(change):
+    """A forgery of the state: its leaves are written again after a change of the tree."""
+
+    def forgery(path, body):
+        state = change(_read_checkpoint(path, None).state)
+        for file in path.glob("*.npy"):
+            file.unlink()
+        body["state"] = write_tree(path, state)
+
+    return forgery
+
+
+def with_words(value, at=0):
+    def change(state):
+        words = state.slots[0].words.copy()
+        words[0, at] = value
+        return state._replace(slots=(state.slots[0]._replace(words=words), *state.slots[1:]))
+
+    return change_leaves(change)
+
+
+FORGERIES = [
+    (lambda path, body: body.update(step="seven"), "checkpoint.json: damaged: step must be an integer from 0"),
+    (lambda path, body: body.update(step=-1), "step must be an integer from 0 to"),
+    (lambda path, body: body.update(history={"a": 1}), "history must be a list, got"),
+    (lambda path, body: body.update(settings=[1]), r"settings must be an object, got \[1\]"),
+    (lambda path, body: body.update(state=3), "state must be an object, got 3"),
+    (lambda path, body: body.update(made_by=None), "made_by must be an object, got None"),
+    (lambda path, body: body["sampler"].update(batch_size=0), r"sampler\.batch_size must be an integer from 1"),
+    (lambda path, body: body["sampler"].update(seed="x"), r"sampler\.seed must be a list"),
+    (with_words(-7), r"slots\[0\]\.words\[0\] is -7"),
+    (with_words(V), r"slots\[0\]\.words\[0\] is "),
+    (with_words(3, at=-1), r"slots\[0\]\.words\[0\] is "),  # no END
+    (change_leaves(lambda state: state._replace(clock=np.array([1.0, np.nan]))), "clock is"),
+    (change_leaves(lambda state: state._replace(num_values=np.asarray(50))), "num_values is 50 with 3 values"),
+    (change_leaves(lambda state: state._replace(step=np.asarray(-2))), "step is -2"),
+    (change_leaves(lambda state: state._replace(entering=state.entering._replace(scale=np.asarray(-1.0)))), "scale"),
+    (change_leaves(lambda state: state._replace(totals=state.totals[0])), "damaged, or not written"),
+]
+
+
+@pytest.fixture(name="healthy", scope="module")
+def some_checkpoint(tmp_path_factory):
+    X = np.random.default_rng(0).poisson(0.2, (D, V))
+    options = {"batch_size": B, "key": KEY, "steps": 5, "threads": 1, "window": 3}
+    folder = tmp_path_factory.mktemp("healthy")
+    return Checkpoints(folder).write(fit(X, LDA(0.3, 0.2, D), init_topics(jax.random.key(0), V, K), **options).finish())
+
+
+@pytest.mark.parametrize(("change", "message"), FORGERIES)
+def test_a_forged_checkpoint_is_refused_by_name_before_it_is_used(healthy, tmp_path, change, message):
+    """A compiled loop over a word list with −7 in it would never end, and could not be interrupted."""
+    path = tmp_path / healthy.name
+    shutil.copytree(healthy, path)
+    forge(path, change)
+    with pytest.raises(LoadError, match=message):
+        Checkpoints(tmp_path).latest()
 
 
 def test_checkpoints_by_the_order_they_were_written(tmp_path):

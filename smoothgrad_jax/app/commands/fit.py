@@ -32,7 +32,7 @@ def run(args: Namespace) -> int:
     earlier = last.settings if last else {}
     if last:
         runs.check_settings(earlier, given)
-    settings = Settings.from_json({**earlier, "threads": None}, **given)
+    settings = Settings.from_json(runs.stored_settings(last).as_json() if last else {}, **given)
     stored = open_corpus(args, last)
     settings = settings.resolve(stored.corpus.num_docs)
     chosen = word_options(args) or earlier.get("word_options")
