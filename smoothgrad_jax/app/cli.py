@@ -7,27 +7,27 @@ the command runs. The options of a run come from :class:`smoothgrad_jax.training
 | exit code | meaning                                                                               |
 |-----------|---------------------------------------------------------------------------------------|
 | 0         | success                                                                               |
-| 1         | invalid input, model or folder; the error message is one line                         |
+| 1         | invalid input, model or folder, or output that cannot be written; the error message   |
+|           | is one line                                                                           |
 | 2         | an option is invalid, or has no effect beside others; the error message is one line   |
-| 130       | interrupted by Ctrl-C, or by SIGTERM while ``fit``, ``sweep`` or ``demo`` trains.     |
-|           | The result of the training so far is saved, and ``fit --resume`` continues it;        |
-|           | interrupted at another time, a command saves nothing                                  |
+| 129, 130, | ended by SIGHUP, by SIGINT (Ctrl-C) or by SIGTERM: 128 plus the number of the signal. |
+| 143       | ``fit``, ``sweep`` and ``demo`` have saved the result of the training so far, and     |
+|           | ``fit --resume`` continues it; before and after training, and in other commands,      |
+|           | incomplete output is removed. A third signal within a second ends the process at      |
+|           | once, which saves nothing; see :mod:`smoothgrad_jax.app.signals`                      |
 """
 
-import _thread
 import argparse
 import contextlib
 import importlib
 import io
 import os
-import signal
 import sys
-import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
-from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
 from smoothgrad_jax import __version__
+from smoothgrad_jax.app import signals
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.data.errors import CorpusError, OptionName
 
@@ -35,7 +35,6 @@ _INPUTS = (
     "files or a folder: text with one document per line, a folder of text files, JSON lines, CSV, TSV, UCI docword, "
     "LDA-C, Matrix Market, svmlight, scipy .npz, optionally compressed by gzip, bzip2 or xz; or the output of convert"
 )
-_LATER = 0.02  # seconds between a Ctrl-C that cannot be handled and the next attempt
 # Option of the model -> setting.
 _SETTING_OF = {"tol": "local_tol", "max_iter": "local_max_iter"}
 
@@ -47,40 +46,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")  # some terminals cannot encode every character
     argv = sys.argv[1:] if argv is None else argv
     args = build_parser([argument for argument in argv if argument in COMMANDS][:1]).parse_args(argv)
-    _catch_interrupts()
-    try:
-        return _run(args)
-    except ImportError as error:
-        print(f"smoothgrad: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("smoothgrad: interrupted", file=sys.stderr)
-        return 130
-
-
-def _catch_interrupts() -> None:
-    """Make Ctrl-C raise KeyboardInterrupt also where Python would ignore the exception.
-
-    jax runs a function during garbage collection. Python ignores exceptions there, so that Ctrl-C would have no effect.
-    """
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, interrupt)
-
-
-def interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt; during garbage collection, a moment later."""
-    while frame is not None and frame.f_code.co_name != "_xla_gc_callback":
-        frame = frame.f_back
-    if frame is None:
-        raise KeyboardInterrupt
-    threading.Timer(_LATER, _thread.interrupt_main, (number,)).start()
+    with signals.handled() as received:
+        try:
+            return _run(args)
+        except ImportError as error:
+            print(f"smoothgrad: {error}", file=sys.stderr)
+            return 1
+        except KeyboardInterrupt:
+            print("smoothgrad: interrupted", file=sys.stderr)
+            return received.exit_code
 
 
 def _run(args: argparse.Namespace) -> int:
     """Run a command; print an expected error to standard error as one line."""
     command = importlib.import_module(f"smoothgrad_jax.app.commands.{args.command}")
-    from smoothgrad_jax.app.commands.output import CommandError
+    from smoothgrad_jax.app.commands.output import CommandError, printable
 
     code = 1
     try:
@@ -99,7 +79,7 @@ def _run(args: argparse.Namespace) -> int:
         message = f"out of memory: {error}"
     except (CommandError, ValueError, OSError) as error:  # includes LoadError and SaveError
         message = str(error)
-    print(f"smoothgrad {args.command}: {message}", file=sys.stderr)
+    print(f"smoothgrad {args.command}: {printable(message)}", file=sys.stderr)
     return code
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 
+from smoothgrad_jax.app import signals
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.schedules import robbins_monro
 from smoothgrad_jax.core.types import Array, ArrayLike, PRNGKey, PyTree
@@ -373,24 +374,31 @@ class Run:
             and at the end.
 
         Returns:
-          Whether the end was reached. Ctrl-C ends the run after a complete step.
+          Whether the end was reached. Ctrl-C ends the run after a complete step; a second one does not prevent that
+          the checkpoint is written.
 
         Raises:
           NotFiniteError: As :func:`smoothgrad_jax.fit`; :attr:`params` are those of the last valid step.
         """
-        every = self._settings.checkpoint_every
-        finished, written = False, time.monotonic()
-        try:
-            for _ in watch(self.reports()):
-                if checkpoints and every and time.monotonic() - written >= every:
-                    self._write(checkpoints)
-                    written = time.monotonic()
-            finished = True
-        except KeyboardInterrupt:
-            pass  # params and state remain available to the caller
-        if checkpoints and not (finished and (not every or self._is_complete)):
-            self._write(checkpoints)
+        finished = False
+        with signals.deferred():
+            try:
+                with signals.interruptible():
+                    self._train(watch, checkpoints)
+                finished = True
+            except KeyboardInterrupt:
+                pass  # params and state remain available to the caller
+            if checkpoints and not (finished and (not self._settings.checkpoint_every or self._is_complete)):
+                self._write(checkpoints)
         return finished
+
+    def _train(self, watch: Watch, checkpoints: Checkpoints | None) -> None:
+        """Train to the end, with a checkpoint at intervals."""
+        every, written = self._settings.checkpoint_every, time.monotonic()
+        for _ in watch(self.reports()):
+            if checkpoints and every and time.monotonic() - written >= every:
+                self._write(checkpoints)
+                written = time.monotonic()
 
     def settings_json(self) -> dict[str, Any]:
         """Return the settings and the metadata as JSON values, for a model or a checkpoint."""

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _FORMAT, _VERSION, _KIND = "smoothgrad model", 1, "lda"
 _REQUIRED, _OPTIONAL = ("lam", "alpha", "eta"), ("prevalence", "word_counts")
 _VOCABULARY = "vocabulary.txt"
+_MEASURED = ("step", "passes", "seconds", "rate", "score")  # entries of a record of the history
 # A model contains its stop words. A name of another list would be the path of a file of the reader.
 _TOKENS = schema.record(
     {},

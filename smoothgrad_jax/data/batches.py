@@ -178,10 +178,10 @@ def split_tokens(X: DocumentsLike, rng: np.random.Generator) -> tuple[scipy.spar
     matrix = canonical_csr(X)
     # One element per token: the entry of the matrix that it belongs to, and its weight.
     if matrix.nnz and matrix.data.max() > _MAX_SPLIT:
-        entry = int(np.argmax(matrix.data))
-        document = int(np.searchsorted(matrix.indptr, entry, side="right")) - 1
-        count = f"the count of word {matrix.indices[entry]} is {matrix.data[entry]:g}"
-        raise ValueError(f"document {document}: {count}; to be split, a count must be at most {_MAX_SPLIT:,}")
+        largest = int(np.argmax(matrix.data))
+        place = int(np.searchsorted(matrix.indptr, largest, side="right")) - 1
+        count = f"the count of word {matrix.indices[largest]} is {matrix.data[largest]:g}"
+        raise ValueError(f"document {place}: {count}; to be split, a count must be at most {_MAX_SPLIT:,}")
     pieces = np.ceil(matrix.data).astype(np.int64)
     entry = np.repeat(np.arange(matrix.nnz), pieces)
     weight = np.ones(entry.size)

@@ -59,7 +59,7 @@ def _crc32(value: Json, name: str) -> None:
         raise ValueError(f"{name} must be eight hexadecimal digits, got {value!r:.60}")
 
 
-ENTRY = schema.record({"bytes": schema.integer(), "crc32": _crc32}, {"dtype": schema.string})  # of an Entry
+ENTRY: Schema = schema.record({"bytes": schema.integer(), "crc32": _crc32}, {"dtype": schema.string})  # of an Entry
 
 
 class FileWriter:

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from smoothgrad_jax import load_model, save_model
-from smoothgrad_jax.app import cli, demo_corpus, progress
+from smoothgrad_jax.app import demo_corpus, progress
 from smoothgrad_jax.app.cli import build_parser, main
 from smoothgrad_jax.data import corpus_folder
+from smoothgrad_jax.training.checkpoints import Checkpoints
 
 ROOT = Path(__file__).parents[2]
 TOPICS = {
@@ -200,23 +201,30 @@ def test_more_passes_continue_from_the_end(model, texts, folder, capsys):
     assert len(set(seconds)) > 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_an_interrupted_run_is_saved_and_can_be_resumed(texts, folder, number):
-    out = folder / f"interrupted by {number}"
+TWICE = [signal.SIGINT] * 2, [signal.SIGTERM] * 2, [signal.SIGHUP, signal.SIGTERM]
+
+
+@pytest.mark.parametrize("numbers", [TWICE[0], *(pytest.param(each, marks=pytest.mark.slow) for each in TWICE[1:])])
+def test_an_interrupted_run_is_saved_and_can_be_resumed(texts, folder, numbers):
+    """The first signal saves the model and a checkpoint, whatever comes after it."""
+    out = folder / f"interrupted by {numbers[0]}"
     command = [sys.executable, "-c", _MAIN, "fit", str(texts), "--out", str(out), *COMMON, "--json"]
     command[command.index("--passes") + 1] = "1000000"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, stderr=subprocess.PIPE) as child:
         child.stdout.readline()  # it trains
         time.sleep(0.2)
-        child.send_signal(number)
+        for number in numbers:
+            child.send_signal(number)
+            time.sleep(0.005)
         out_text, err_text = child.communicate(timeout=60)
-    assert child.returncode == 130, err_text
+    assert child.returncode == 128 + numbers[0], err_text
     last = json.loads(out_text.splitlines()[-1])
     assert last["event"] == "interrupted"
     assert "repeat the command with --resume to continue" in err_text
     assert load_model(out).lam.shape == (30, 3)
-    if number == signal.SIGINT:
+    assert Checkpoints(out / "checkpoints").latest().step == last["step"]
+    if numbers[0] == signal.SIGINT:
         passes = round((last["step"] + 20) * 32 / 285) + 1
         assert main(["fit", str(texts), "--out", str(out), "--resume", "--json", "--passes", str(passes)]) == 0
         assert load_model(out).history[-1]["step"] > last["step"]
@@ -233,7 +241,7 @@ def test_a_terminated_sweep_keeps_its_curves(texts, folder):
         child.stdout.readline()
         child.send_signal(signal.SIGTERM)
         last = child.communicate(timeout=60)[0].splitlines()[-1]
-    assert child.returncode == 130
+    assert child.returncode == 143
     assert json.loads(last)["event"] == "interrupted"
     assert len(json.loads((out / "sweep.json").read_text())["curves"]["10"]) >= 1
 
@@ -533,20 +541,3 @@ def test_a_terminal_sees_one_bar():
     assert "100%" in last
     assert "1.00 passes, 1,234 documents/s, held-out -7.5000" in last
     assert stream.text.count("\n") == 1
-
-
-def test_an_interrupt_during_garbage_collection_comes_later():
-    """Python ignores exceptions of the function that jax runs there."""
-
-    def _xla_gc_callback():
-        cli.interrupt(signal.SIGINT, sys._getframe())
-
-    previous = signal.signal(signal.SIGINT, cli.interrupt)
-    try:
-        _xla_gc_callback()  # raises nothing
-        with pytest.raises(KeyboardInterrupt):
-            time.sleep(5)
-        with pytest.raises(KeyboardInterrupt):
-            cli.interrupt(signal.SIGINT, sys._getframe())
-    finally:
-        signal.signal(signal.SIGINT, previous)

@@ -7,7 +7,7 @@ import time
 from argparse import Namespace
 from pathlib import Path
 
-from smoothgrad_jax.app import demo_corpus, report, saved_models
+from smoothgrad_jax.app import demo_corpus, report, saved_models, signals
 from smoothgrad_jax.app.commands.inputs import provenance
 from smoothgrad_jax.app.commands.output import CommandError, check_folder, log, print_topics, size_of
 from smoothgrad_jax.app.commands.training import new_run, saved_model, train
@@ -27,9 +27,10 @@ def run(args: Namespace) -> int:
     settings = Settings(topics=args.topics, seed=args.seed, passes=args.passes).resolve(stored.corpus.num_docs)
     log(f"{size_of(stored)}; {args.topics} topics")
     training = new_run(stored, settings, provenance(stored) | {"demo": True})
-    code = train(training, as_json=False)
-    model = saved_model(training, stored)
-    saved_models.save_model(out, model)
+    with signals.deferred():
+        code = train(training, as_json=False)
+        model = saved_model(training, stored)
+        saved_models.save_model(out, model)
     typical = report.typical_documents(model.transform(stored.corpus), source.texts())
     path = report.write_report(out / "report.html", model, documents=typical, title="Topics in Python's documentation")
     print_topics(model, 10)

@@ -3,11 +3,10 @@
 from argparse import Namespace
 from pathlib import Path
 
-from smoothgrad_jax.app import runs, saved_models
+from smoothgrad_jax.app import runs, saved_models, signals
 from smoothgrad_jax.app.cli import given_settings
 from smoothgrad_jax.app.commands.inputs import open_corpus, provenance, word_options
 from smoothgrad_jax.app.commands.output import (
-    INTERRUPTED,
     CommandError,
     check_folder,
     emit,
@@ -46,9 +45,10 @@ def run(args: Namespace) -> int:
         (out / "report.html").unlink(missing_ok=True)  # it describes the model that is replaced
     if last and training.step >= training.steps:
         log(f"{out}: the run is complete after {plural(training.steps, 'step')}; give more --passes to continue")
-    code = train(training, args.json, checkpoints)
-    model = saved_model(training, stored)
-    saved_models.save_model(out, model)
+    with signals.deferred():
+        code = train(training, args.json, checkpoints)
+        model = saved_model(training, stored)
+        saved_models.save_model(out, model)
     if args.json:
         latest = training.history[-1] if training.history else {}
         quality = model.quality.summary() if model.quality else {}
@@ -56,9 +56,9 @@ def run(args: Namespace) -> int:
     else:
         print_topics(model, _WORDS_SHOWN, _TOPICS_SHOWN)
         print(f"model: {out}")
-        if code != INTERRUPTED:
+        if code < 128:
             print(f"next: smoothgrad report {out}")
-    if code == INTERRUPTED:
+    if code > 128:
         log(
             f"interrupted at step {training.step:,} of {training.steps:,}; repeat the command with --resume to continue"
         )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -15,13 +16,14 @@ import numpy as np
 from smoothgrad_jax.app.saved_models import SavedModel
 from smoothgrad_jax.data.corpus_folder import CountedCorpus
 from smoothgrad_jax.data.counting import OnProgress
-from smoothgrad_jax.data.durable_files import replacing
+from smoothgrad_jax.data.durable_files import replacing, saving
 from smoothgrad_jax.data.errors import plural
 from smoothgrad_jax.models.topic_quality import effective_topics
 
-INTERRUPTED = 130  # exit code
 _FEW_WORDS = 0.05  # a topic with less than this fraction of the mean prevalence holds few words
 _SUFFIXES = (".tsv", ".jsonl", ".npz")
+
+_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # also reverses the direction
 
 WriteRows = Callable[[int, np.ndarray], None]
 
@@ -30,9 +32,14 @@ class CommandError(Exception):
     """An error that the user sees as one line."""
 
 
+def printable(text: str) -> str:
+    """Return text from a file without characters that command a terminal; they are shown as escapes, like ``\\x1b``."""
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
 def log(line: str) -> None:
     """Print a message to standard error."""
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 def emit(record: dict[str, Any]) -> None:
@@ -42,7 +49,7 @@ def emit(record: dict[str, Any]) -> None:
 
 def event_of(code: int) -> str:
     """Return the name of the event that ends a run with this exit code."""
-    return {0: "done", INTERRUPTED: "interrupted"}.get(code, "failed")
+    return {0: "done", 1: "failed"}.get(code, "interrupted")
 
 
 def size_of(stored: CountedCorpus) -> str:
@@ -79,7 +86,7 @@ def print_topics(model: SavedModel, num_words: int, max_topics: int | None = Non
         coherence = f" {quality.npmi[k]:5.2f}" if quality else ""
         remarks = "; ".join(quality.remarks(k)) if quality else ""
         line = f"{k:5d} {100 * prevalence[k]:10.1f}%{coherence}  {' '.join(word for word, _ in words[k])}"
-        print(line + (f"  ({remarks})" if remarks else ""))
+        print(printable(line + (f"  ({remarks})" if remarks else "")))
     if len(order) > len(shown):
         print(f"      … and {plural(len(order) - len(shown), 'smaller topic')}")
     if quality:
@@ -137,7 +144,8 @@ def row_writer(out: str | None, columns: Sequence[str], name: str) -> Iterator[W
         sys.stdout.buffer.flush()
         return
     suffix = Path(out).suffix
-    with replacing(out) as temporary, temporary.open("wb") as file:
+    removed = "the incomplete file has been removed; free some space, or choose another folder"
+    with saving(out, lambda: removed), replacing(out) as temporary, temporary.open("wb") as file:
         if suffix == ".npz":
             rows: list[np.ndarray] = []
             yield lambda _, new: rows.append(new)

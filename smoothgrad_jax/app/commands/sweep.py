@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from smoothgrad_jax.app import signals
 from smoothgrad_jax.app.cli import given_settings
 from smoothgrad_jax.app.commands.inputs import open_corpus, provenance
-from smoothgrad_jax.app.commands.output import INTERRUPTED, CommandError, check_folder, emit, event_of, log, size_of
-from smoothgrad_jax.app.commands.training import new_run, sigterm_as_ctrl_c
+from smoothgrad_jax.app.commands.output import CommandError, check_folder, emit, event_of, log, size_of
+from smoothgrad_jax.app.commands.training import new_run
 from smoothgrad_jax.app.runs import Record, Run, record
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.data.durable_files import replacing
@@ -38,13 +39,14 @@ def run(args: Namespace) -> int:
     names = [str(window) for window in args.windows]
     log(f"{size_of(stored)}; {settings[0].topics} topics, windows {', '.join(names)}")
     out.mkdir(parents=True, exist_ok=True)
-    code = _train(runs, names, args.json)
-    curves = {name: one.history for name, one in zip(names, runs, strict=True)}
     shared = replace(settings[0], window=Settings().window).as_json() | metadata
     shared["windows"] = names
     del shared["window"]
-    with replacing(out / "sweep.json") as temporary:
-        temporary.write_text(json.dumps({"settings": shared, "curves": curves}, indent=1))
+    with signals.deferred():
+        code = _train(runs, names, args.json)
+        curves = {name: one.history for name, one in zip(names, runs, strict=True)}
+        with replacing(out / "sweep.json") as temporary:
+            temporary.write_text(json.dumps({"settings": shared, "curves": curves}, indent=1))
     _summarise(out, curves, code, args.json)
     return code
 
@@ -55,7 +57,7 @@ def _train(runs: Sequence[Run], names: Sequence[str], as_json: bool) -> int:
         print("passes" + "".join(f"{f'L = {name}':>12}" for name in names))
     scores = [(report for report in run.reports() if report.score is not None) for run in runs]
     try:
-        with sigterm_as_ctrl_c():
+        with signals.interruptible():
             for line in zip(*scores, strict=True):
                 if as_json:
                     for name, report in zip(names, line, strict=True):
@@ -63,7 +65,7 @@ def _train(runs: Sequence[Run], names: Sequence[str], as_json: bool) -> int:
                 else:
                     print(f"{line[0].passes:6.2f}" + "".join(f"{each.score:12.4f}" for each in line), flush=True)
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return signals.exit_code()
     except NotFiniteError as error:
         log(str(error))
         return 1

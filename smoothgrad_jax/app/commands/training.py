@@ -1,17 +1,14 @@
 """Training shared by ``fit``, ``sweep`` and ``demo``."""
 
-import signal
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
-from smoothgrad_jax.app import progress, runs
-from smoothgrad_jax.app.commands.output import INTERRUPTED, emit, log
+from smoothgrad_jax.app import progress, runs, signals
+from smoothgrad_jax.app.commands.output import emit, log
 from smoothgrad_jax.app.runs import Run
 from smoothgrad_jax.app.saved_models import SavedModel
 from smoothgrad_jax.data.corpus_folder import CountedCorpus
@@ -61,8 +58,7 @@ def train(run: Run, as_json: bool, checkpoints: Checkpoints | None = None) -> in
 
     watch = lines if as_json else partial(progress.watch, steps=run.steps)
     try:
-        with sigterm_as_ctrl_c():
-            return 0 if run.train(watch, checkpoints) else INTERRUPTED
+        return 0 if run.train(watch, checkpoints) else signals.exit_code()
     except NotFiniteError as error:
         log(str(error))
         return 1
@@ -84,20 +80,3 @@ def saved_model(run: Run, stored: CountedCorpus) -> SavedModel:
         word_counts=stored.corpus.word_counts(),
         quality=topic_quality(lam, stored.corpus, prevalence=prevalence, documents=run.documents),
     )
-
-
-@contextmanager
-def sigterm_as_ctrl_c() -> Iterator[None]:
-    """Treat SIGTERM, which cluster schedulers send, like Ctrl-C. Only the main thread can set a handler."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

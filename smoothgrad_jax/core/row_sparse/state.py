@@ -169,8 +169,8 @@ class RowSparseState(NamedTuple):
             _expect(bool(is_valid), f"{name}[{s}]", f"{rows.min()} … {rows.max()} for {last + 1} rows, or no order")
 
 
-def _expect(condition: bool | np.bool_, name: str, got: object) -> None:
-    if not condition:
+def _expect(condition: ArrayLike, name: str, got: object) -> None:
+    if not np.all(condition):
         raise ValueError(f"the state is not valid: {name} is {got}")
 
 
