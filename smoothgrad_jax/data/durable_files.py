@@ -333,6 +333,8 @@ def saving(path: str | os.PathLike, what_is_left: Callable[[], str]) -> Iterator
     """
     try:
         yield
+    except SaveError:
+        raise
     except OSError as error:
         failure = SaveError(f"{path}: could not be written: {error.strerror or error}; {what_is_left()}")
         failure.errno = error.errno

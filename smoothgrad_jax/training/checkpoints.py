@@ -7,6 +7,7 @@
 |                                 | checksum of every array file                                                      |
 | ``…/*.npy``                     | the arrays of the state, one file per data type                                   |
 |                                 | (:mod:`smoothgrad_jax.training.state_files`)                                      |
+| ``.lock``                       | while a run writes: its process (:mod:`smoothgrad_jax.data.folder_lock`)          |
 | ``NNNNNN-step-T.…-…``           | left by a process that was killed while it wrote or removed a checkpoint          |
 
 A checkpoint is written under a temporary name, flushed to the disk, and renamed; older checkpoints are removed after
@@ -30,6 +31,7 @@ from smoothgrad_jax.core.types import PyTree
 from smoothgrad_jax.data import durable_files, schema
 from smoothgrad_jax.data.corpus import Corpus
 from smoothgrad_jax.data.durable_files import LoadError, VersionError
+from smoothgrad_jax.data.folder_lock import FolderLock
 from smoothgrad_jax.training.minibatches import Sampler
 from smoothgrad_jax.training.state_files import IncompatibleError, read_tree, write_tree
 
@@ -121,6 +123,23 @@ class Checkpoints:
         if keep < 1:
             raise ValueError(f"keep must be at least 1, got {keep}")
         self.folder, self.keep = Path(folder), keep
+        self._lock: FolderLock | None = None
+
+    def lock(self) -> None:
+        """Keep other processes from writing checkpoints into the folder, which is created if necessary.
+
+        :meth:`write` and :meth:`clear` do that too; call it before a long run. The lock ends with this object or with
+        the process; see :mod:`smoothgrad_jax.data.folder_lock`.
+
+        Raises:
+          FolderInUseError: Another process writes checkpoints into the folder; the message names it.
+          SaveError: The folder cannot be written.
+        """
+        with durable_files.saving(self.folder, self._what_is_left):
+            lock = FolderLock(self.folder)  # again: the folder may have been removed and made anew
+        if self._lock:
+            self._lock.release()
+        self._lock = lock
 
     def write(
         self,
@@ -142,7 +161,8 @@ class Checkpoints:
           The folder of this checkpoint.
 
         Raises:
-          SaveError: If the checkpoint cannot be written (disk full, no permission, …). Earlier ones are unchanged.
+          SaveError: If the checkpoint cannot be written (disk full, no permission, another process writes here, …).
+            Earlier ones are unchanged.
         """
         body = {
             "format": _FORMAT,
@@ -154,7 +174,7 @@ class Checkpoints:
             "history": durable_files.json_values("history", list(history)),
         }
         with durable_files.saving(self.folder, self._what_is_left):
-            durable_files.make_folder(self.folder)
+            self.lock()
             self._remove_leftovers()
             found = self._found()
             path = self.folder / f"{found[-1][0] + 1 if found else 1:06d}-step-{body['step']}"
@@ -191,6 +211,9 @@ class Checkpoints:
 
     def clear(self) -> None:
         """Remove all checkpoints, the oldest first."""
+        if not self._found():
+            return
+        self.lock()
         self._remove(path for _, _, path in self._found())
 
     def _found(self) -> list[tuple[int, int, Path]]:

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,10 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smoothgrad_jax import load_model, save_model
+from smoothgrad_jax import SmoothedLDA, load_model, save_model
 from smoothgrad_jax.app import demo_corpus, progress
 from smoothgrad_jax.app.cli import build_parser, main
 from smoothgrad_jax.data import corpus_folder
+from smoothgrad_jax.data.folder_lock import FolderInUseError
 from smoothgrad_jax.training.checkpoints import Checkpoints
 
 ROOT = Path(__file__).parents[2]
@@ -199,6 +201,33 @@ def test_more_passes_continue_from_the_end(model, texts, folder, capsys):
     seconds = [record["seconds"] for record in load_model(half).history]
     assert seconds == sorted(seconds)
     assert len(set(seconds)) > 1
+
+
+LOCKS = """
+import sys, time
+from smoothgrad_jax.training.checkpoints import Checkpoints
+from smoothgrad_jax.data.folder_lock import FolderLock
+checkpoints, lock = Checkpoints(sys.argv[1]), FolderLock(sys.argv[2])
+checkpoints.lock()
+print("locked", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_folder_into_which_another_process_writes_is_refused(texts, tmp_path, capsys):
+    out, checkpoints = tmp_path / "out", tmp_path / "checkpoints"
+    command = [sys.executable, "-c", LOCKS, str(checkpoints), str(out)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as child:
+        assert child.stdout.readline() == "locked\n"
+        for arguments in (["fit", str(texts), "--overwrite"], ["sweep", str(texts)]):
+            assert main([*arguments, "--out", str(out), *COMMON]) == 1
+            error = capsys.readouterr().err
+            assert f"out: process {child.pid} on host {socket.gethostname()} has been writing here since" in error
+        with pytest.raises(FolderInUseError, match=f"checkpoints: process {child.pid} on host"):
+            SmoothedLDA(2, checkpoints=checkpoints).fit(np.ones((4, 3)))
+        assert [path.name for path in (*out.iterdir(), *checkpoints.iterdir())] == [".lock"] * 2
+        child.kill()
+    assert main(["fit", str(texts), "--overwrite", "--out", str(out), *COMMON, "--passes", "1"]) == 0
 
 
 TWICE = [signal.SIGINT] * 2, [signal.SIGTERM] * 2, [signal.SIGHUP, signal.SIGTERM]

@@ -11,17 +11,23 @@ from smoothgrad_jax.app import demo_corpus, report, saved_models, signals
 from smoothgrad_jax.app.commands.inputs import provenance
 from smoothgrad_jax.app.commands.output import CommandError, check_folder, log, print_topics, size_of
 from smoothgrad_jax.app.commands.training import new_run, saved_model, train
-from smoothgrad_jax.data import corpus_folder, sources
+from smoothgrad_jax.data import corpus_folder, folder_lock, sources
 from smoothgrad_jax.data.durable_files import replacing
 from smoothgrad_jax.training.settings import Settings
 
 
 def run(args: Namespace) -> int:
     """Train on the docstrings, save the model and write a report."""
-    out, start = Path(args.out), time.perf_counter()
+    out = Path(args.out)
     if out.exists() and not ((out / "model.json").exists() and saved_models.load_model(out).settings.get("demo")):
         raise CommandError(f"{out}: exists and is not the folder of a demo; give another folder with --out")
     check_folder(out)
+    with folder_lock.locked(out):
+        return _run(args, out)
+
+
+def _run(args: Namespace, out: Path) -> int:
+    start = time.perf_counter()
     source = sources.open_source(_documentation(), field="text", format="jsonl")
     stored = corpus_folder.read(source)
     settings = Settings(topics=args.topics, seed=args.seed, passes=args.passes).resolve(stored.corpus.num_docs)

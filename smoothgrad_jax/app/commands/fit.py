@@ -16,6 +16,7 @@ from smoothgrad_jax.app.commands.output import (
     size_of,
 )
 from smoothgrad_jax.app.commands.training import new_run, saved_model, train
+from smoothgrad_jax.data import folder_lock
 from smoothgrad_jax.data.errors import plural
 from smoothgrad_jax.training.checkpoints import Checkpoint, Checkpoints
 from smoothgrad_jax.training.settings import Settings
@@ -25,6 +26,12 @@ _TOPICS_SHOWN, _WORDS_SHOWN = 20, 10
 
 def run(args: Namespace) -> int:
     """Train, save the model, and print its topics."""
+    check_folder(Path(args.out))
+    with folder_lock.locked(args.out):
+        return _run(args)
+
+
+def _run(args: Namespace) -> int:
     out, given = Path(args.out), given_settings(args)
     checkpoints = Checkpoints(out / "checkpoints")
     last = _last_checkpoint(out, checkpoints, args)
@@ -67,16 +74,17 @@ def run(args: Namespace) -> int:
 
 def _last_checkpoint(out: Path, checkpoints: Checkpoints, args: Namespace) -> Checkpoint | None:
     """Return the checkpoint to resume, or None for a new run; raise an error if that would overwrite files."""
-    check_folder(out)
+    check_folder(checkpoints.folder)
+    others = {path.name for path in out.iterdir()} - {folder_lock.NAME}
     if args.overwrite:
-        if out.is_dir() and any(out.iterdir()) and not ((out / "model.json").exists() or checkpoints.folder.is_dir()):
+        if others and not ((out / "model.json").exists() or checkpoints.folder.is_dir()):
             raise CommandError(f"{out}: is neither a model nor the folder of a run; --overwrite replaces only these")
         return None
     last = checkpoints.latest()
     if last and not args.resume:
         raise CommandError(f"{out}: contains a run; --resume continues it, --overwrite replaces it")
     # A run that was killed before its first checkpoint leaves only the folder of checkpoints.
-    if not last and out.is_dir() and {path.name for path in out.iterdir()} - {"checkpoints"}:
+    if not last and others - {"checkpoints"}:
         what = "contains no checkpoint to resume from" if args.resume else "is not empty"
         raise CommandError(f"{out}: {what}; give another folder, or --overwrite to replace a model")
     for problem in last.damaged if last else ():

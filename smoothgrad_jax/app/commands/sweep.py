@@ -14,6 +14,7 @@ from smoothgrad_jax.app.commands.output import CommandError, check_folder, emit,
 from smoothgrad_jax.app.commands.training import new_run
 from smoothgrad_jax.app.runs import Record, Run, record
 from smoothgrad_jax.core.errors import OptionError
+from smoothgrad_jax.data import folder_lock
 from smoothgrad_jax.data.durable_files import replacing
 from smoothgrad_jax.training.engines import NotFiniteError
 from smoothgrad_jax.training.settings import Settings
@@ -28,6 +29,11 @@ def run(args: Namespace) -> int:
         raise OptionError("held_out", "must be at least 1: a sweep compares held-out scores")
     each = [Settings(**given, window=window) for window in args.windows]
     check_folder(out)
+    with folder_lock.locked(out):
+        return _run(args, out, each)
+
+
+def _run(args: Namespace, out: Path, each: Sequence[Settings]) -> int:
     if (out / "sweep.json").exists():
         raise CommandError(f"{out}: contains the curves of another sweep; give another folder")
     stored = open_corpus(args)
@@ -38,7 +44,6 @@ def run(args: Namespace) -> int:
     runs = [new_run(stored, one, metadata) for one in settings]
     names = [str(window) for window in args.windows]
     log(f"{size_of(stored)}; {settings[0].topics} topics, windows {', '.join(names)}")
-    out.mkdir(parents=True, exist_ok=True)
     shared = replace(settings[0], window=Settings().window).as_json() | metadata
     shared["windows"] = names
     del shared["window"]
