@@ -11,22 +11,27 @@ learned priors are updated at each report, so an interruption between two report
 """
 
 import math
+import os
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 
 from smoothgrad_jax.app import signals
+from smoothgrad_jax.core.adaptive import Adaptive
 from smoothgrad_jax.core.errors import OptionError
+from smoothgrad_jax.core.row_sparse.state import RowSparseState
 from smoothgrad_jax.core.schedules import robbins_monro
 from smoothgrad_jax.core.types import Array, ArrayLike, PRNGKey, PyTree
 from smoothgrad_jax.data import schema
 from smoothgrad_jax.data.corpus import Corpus
-from smoothgrad_jax.data.durable_files import LoadError, loading
+from smoothgrad_jax.data.durable_files import LoadError, SaveError, loading
 from smoothgrad_jax.models.lda import inference, priors
 from smoothgrad_jax.models.lda.methods import Variational, named_method
 from smoothgrad_jax.models.lda.model import LDA
@@ -57,6 +62,7 @@ _LEARNED = schema.record(
 )
 
 Record = dict[str, Any]  # step, passes, seconds, rate and score of one report
+Warn = Callable[[str], None]
 Watch = Callable[[Iterator[Progress]], Iterator[Progress]]
 
 
@@ -84,11 +90,24 @@ def initial_topics(
       num_topics: K.
       documents: Candidate documents, of which at most 10,000 evenly spaced ones are used; by default all documents.
       num_docs: Number of documents to which λ is scaled; by default the number of candidates.
+
+    Raises:
+      MemoryError: Training would need more memory than the machine has.
     """
+    _check_memory(corpus.num_words, num_topics)
     if documents is None:
         return seed_topics(key, corpus, num_topics, num_docs=num_docs)
     some = corpus.select(documents[:: -(-documents.size // _SEED_DOCUMENTS)])
     return seed_topics(key, some, num_topics, num_docs=num_docs or documents.size)
+
+
+def _check_memory(num_words: int, num_topics: int) -> None:
+    """Raise an error if λ and the state of a run, four matrices of its size, exceed the memory of the machine."""
+    needed = 4 * num_words * num_topics * np.dtype(np.float32).itemsize
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else math.inf
+    if needed > total:
+        size = f"{num_words:,} words and {num_topics:,} topics need {needed / 1e9:,.0f} GB"
+        raise MemoryError(f"{size}, this machine has {total / 1e9:,.0f} GB; use a smaller vocabulary or fewer topics")
 
 
 def step_size(settings: Settings) -> float | Callable[[Any], Any]:
@@ -259,6 +278,7 @@ class Run:
       steps: Number of steps of the complete run.
       history: One record per score.
       documents: Documents of the corpus to train on; None for all.
+      is_stored: Whether the last checkpoint could be written.
 
     Raises:
       OptionError: An option does not fit the data.
@@ -278,7 +298,7 @@ class Run:
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
         self._settings, self._metadata = settings, dict(metadata or {})
-        self.documents = documents
+        self.documents, self.is_stored = documents, True
         self._num_docs = corpus.num_docs if documents is None else len(documents)
         assert settings.batch_size is not None, "the settings must be resolved"
         assert settings.passes is not None, "the settings must be resolved"
@@ -343,6 +363,18 @@ class Run:
         """The training state, from which :func:`smoothgrad_jax.fit` continues."""
         return self._training.state
 
+    def checkpoint_bytes(self, corpus: Corpus) -> int:
+        """Estimate the size of a checkpoint with a full window, before the first step."""
+        state = self.state
+        stored = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        if not isinstance(state, RowSparseState) or state.slots is None:
+            return stored  # a dense state has the slots of its window from the start
+        window = window_object(self._settings.window)
+        longest = window.longest if isinstance(window, Adaptive) else window(0) if callable(window) else window
+        slot = corpus.layout(self._batch_size).num_used * state.num_columns
+        itemsize = np.dtype(jnp.dtype(self._settings.slots or state.dtype)).itemsize
+        return stored + int(min(longest, self.steps)) * slot * itemsize
+
     def close(self) -> None:
         """End the run; ``params`` and ``state`` stay available."""
         self._training.close()
@@ -365,13 +397,15 @@ class Run:
                 self.close()
                 return
 
-    def train(self, watch: Watch = iter, checkpoints: Checkpoints | None = None) -> bool:
+    def train(self, watch: Watch = iter, checkpoints: Checkpoints | None = None, warn: Warn = warnings.warn) -> bool:
         """Train to the end.
 
         Args:
           watch: Displays and yields the reports, as :func:`smoothgrad_jax.app.progress.watch` does.
           checkpoints: Where to write a checkpoint every ``settings.checkpoint_every`` seconds, after an interruption,
-            and at the end.
+            and at the end. One that cannot be written, for example because the disk is full, does not end the run;
+            :attr:`is_stored` says whether the last one could be written.
+          warn: Called with a message if a checkpoint cannot be written.
 
         Returns:
           Whether the end was reached. Ctrl-C ends the run after a complete step; a second one does not prevent that
@@ -384,29 +418,34 @@ class Run:
         with signals.deferred():
             try:
                 with signals.interruptible():
-                    self._train(watch, checkpoints)
+                    self._train(watch, checkpoints, warn)
                 finished = True
             except KeyboardInterrupt:
                 pass  # params and state remain available to the caller
             if checkpoints and not (finished and (not self._settings.checkpoint_every or self._is_complete)):
-                self._write(checkpoints)
+                self._write(checkpoints, warn)
         return finished
 
-    def _train(self, watch: Watch, checkpoints: Checkpoints | None) -> None:
+    def _train(self, watch: Watch, checkpoints: Checkpoints | None, warn: Warn) -> None:
         """Train to the end, with a checkpoint at intervals."""
         every, written = self._settings.checkpoint_every, time.monotonic()
         for _ in watch(self.reports()):
             if checkpoints and every and time.monotonic() - written >= every:
-                self._write(checkpoints)
+                self._write(checkpoints, warn)
                 written = time.monotonic()
 
     def settings_json(self) -> dict[str, Any]:
         """Return the settings and the metadata as JSON values, for a model or a checkpoint."""
         return self._settings.as_json() | self._metadata
 
-    def _write(self, checkpoints: Checkpoints) -> None:
+    def _write(self, checkpoints: Checkpoints, warn: Warn) -> None:
         learned = {"learned": self._learner.state(self.model)} if self._learner else {}
-        checkpoints.write(self._training, self.settings_json() | learned, self.history)
+        self.is_stored = False
+        try:
+            checkpoints.write(self._training, self.settings_json() | learned, self.history)
+            self.is_stored = True
+        except SaveError as error:
+            warn(str(error))
 
     def _score_every(self) -> int:
         if self._settings.score_every is not None:

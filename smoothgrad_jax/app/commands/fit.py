@@ -15,7 +15,7 @@ from smoothgrad_jax.app.commands.output import (
     print_topics,
     size_of,
 )
-from smoothgrad_jax.app.commands.training import new_run, saved_model, train
+from smoothgrad_jax.app.commands.training import check_space, new_run, saved_model, train
 from smoothgrad_jax.data import folder_lock
 from smoothgrad_jax.data.errors import plural
 from smoothgrad_jax.training.checkpoints import Checkpoint, Checkpoints
@@ -52,6 +52,7 @@ def _run(args: Namespace) -> int:
         (out / "report.html").unlink(missing_ok=True)  # it describes the model that is replaced
     if last and training.step >= training.steps:
         log(f"{out}: the run is complete after {plural(training.steps, 'step')}; give more --passes to continue")
+    check_space(training, stored.corpus, checkpoints)
     with signals.deferred():
         code = train(training, args.json, checkpoints)
         model = saved_model(training, stored)

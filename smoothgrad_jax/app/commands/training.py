@@ -1,5 +1,6 @@
 """Training shared by ``fit``, ``sweep`` and ``demo``."""
 
+import shutil
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -8,9 +9,10 @@ import jax
 import numpy as np
 
 from smoothgrad_jax.app import progress, runs, signals
-from smoothgrad_jax.app.commands.output import emit, log
+from smoothgrad_jax.app.commands.output import CommandError, emit, log
 from smoothgrad_jax.app.runs import Run
 from smoothgrad_jax.app.saved_models import SavedModel
+from smoothgrad_jax.data.corpus import Corpus
 from smoothgrad_jax.data.corpus_folder import CountedCorpus
 from smoothgrad_jax.models.topic_quality import topic_prevalence, topic_quality
 from smoothgrad_jax.training.checkpoints import Checkpoint, Checkpoints
@@ -49,7 +51,10 @@ def new_run(
 
 
 def train(run: Run, as_json: bool, checkpoints: Checkpoints | None = None) -> int:
-    """Train until the end or an interruption, display progress, and return the exit code."""
+    """Train until the end or an interruption, display progress, and return the exit code.
+
+    It is 1 if the run was interrupted and the last checkpoint could not be written.
+    """
 
     def lines(reports: Iterator[Progress]) -> Iterator[Progress]:
         for report in reports:
@@ -58,10 +63,28 @@ def train(run: Run, as_json: bool, checkpoints: Checkpoints | None = None) -> in
 
     watch = lines if as_json else partial(progress.watch, steps=run.steps)
     try:
-        return 0 if run.train(watch, checkpoints) else signals.exit_code()
+        finished = run.train(watch, checkpoints, log)
+        return 0 if finished else signals.exit_code() if run.is_stored else 1
     except NotFiniteError as error:
         log(str(error))
         return 1
+
+
+def check_space(run: Run, corpus: Corpus, checkpoints: Checkpoints) -> None:
+    """Check that the disk can hold the model; warn if it cannot hold the checkpoints, without which a run can go on.
+
+    Raises:
+      CommandError: Not even the model could be written.
+    """
+    free, folder = shutil.disk_usage(checkpoints.folder.parent).free, checkpoints.folder.parent
+    model = np.asarray(run.params).nbytes
+    if free < model:
+        raise CommandError(f"{folder}: the model needs {model:,} bytes, and {free:,} are free; free some space first")
+    needed = model + (checkpoints.keep + 1) * run.checkpoint_bytes(corpus)
+    if free < needed:
+        log(
+            f"{folder}: the checkpoints of this run need about {needed:,} bytes, and {free:,} are free; free some space"
+        )
 
 
 def saved_model(run: Run, stored: CountedCorpus) -> SavedModel:
