@@ -175,6 +175,11 @@ def _convert_options(parser: argparse.ArgumentParser) -> None:
     _add_json(parser)
 
 
+def _verify_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="FOLDER", help="folder of a corpus, a model, a run or a checkpoint")
+    _add_json(parser)
+
+
 class Command(NamedTuple):
     """A command: its help text and the function that adds its options to a parser."""
 
@@ -191,6 +196,7 @@ COMMANDS = {
     "sweep": Command("compare the held-out curves of several windows", _sweep_options),
     "report": Command("write one HTML file with the topics of a model", _report_options),
     "convert": Command("convert a corpus to memory-mapped arrays", _convert_options),
+    "verify": Command("compare the files of a folder with their checksums", _verify_options),
 }
 
 

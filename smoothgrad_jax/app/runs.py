@@ -10,6 +10,7 @@ settings, the corpus and the number of steps determine the result: a run that co
 learned priors are updated at each report, so an interruption between two reports changes later updates.
 """
 
+import contextlib
 import math
 import os
 import time
@@ -39,6 +40,7 @@ from smoothgrad_jax.models.lda.topics import seed_topics
 from smoothgrad_jax.training import driver
 from smoothgrad_jax.training.checkpoints import Checkpoint, Checkpoints, check_same
 from smoothgrad_jax.training.driver import Progress
+from smoothgrad_jax.training.engines import NotFiniteError
 from smoothgrad_jax.training.settings import OPTIONS, Settings, default_alpha, window_object
 
 _SEED_DOCUMENTS = 10_000  # documents that seed the initial topics
@@ -412,7 +414,8 @@ class Run:
           the checkpoint is written.
 
         Raises:
-          NotFiniteError: As :func:`smoothgrad_jax.fit`; :attr:`params` are those of the last valid step.
+          NotFiniteError: As :func:`smoothgrad_jax.fit`; :attr:`params` are those of the last valid step. After another
+            error, of ``watch`` for example, a checkpoint is written before it is raised.
         """
         finished = False
         with signals.deferred():
@@ -422,6 +425,14 @@ class Run:
                 finished = True
             except KeyboardInterrupt:
                 pass  # params and state remain available to the caller
+            except NotFiniteError:
+                raise
+            except Exception:
+                # An error of the display or of the data. After one in a step there may be no state to write.
+                with contextlib.suppress(ValueError, RuntimeError):
+                    if checkpoints:
+                        self._write(checkpoints, warn)
+                raise
             if checkpoints and not (finished and (not self._settings.checkpoint_every or self._is_complete)):
                 self._write(checkpoints, warn)
         return finished

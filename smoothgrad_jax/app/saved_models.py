@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from smoothgrad_jax.data import durable_files, schema
-from smoothgrad_jax.data.durable_files import LoadError
+from smoothgrad_jax.data.durable_files import Entry, LoadError
 from smoothgrad_jax.training.settings import METHODS
 
 if TYPE_CHECKING:
@@ -255,6 +255,15 @@ def load_model(path: str | os.PathLike) -> SavedModel:
         if _modification(folder) == started_at:
             raise
     return _load(folder)  # another process replaced the model while this one read it
+
+
+def described_files(path: str | os.PathLike) -> dict[str, Entry]:
+    """Return the entries of the files of a model.
+
+    Raises:
+      LoadError: The description is missing or damaged.
+    """
+    return durable_files.read_json(Path(path) / "model.json", _FORMAT, _VERSION, _CONTENT)["files"]
 
 
 def _topic_map(topics: npt.ArrayLike) -> npt.NDArray[np.float64]:

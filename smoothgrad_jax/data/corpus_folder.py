@@ -180,6 +180,16 @@ def open_folder(path: str | os.PathLike, *, verify: bool = False) -> CountedCorp
         raise CorpusError(str(error)) from None
 
 
+def described_files(path: str | os.PathLike) -> dict[str, Entry]:
+    """Return the entries of the files of a corpus folder.
+
+    Raises:
+      LoadError: The manifest is missing or damaged.
+    """
+    manifest = durable_files.read_json(Path(path) / "manifest.json", FORMAT, VERSION, _MANIFEST)
+    return manifest["files"]
+
+
 def is_folder(path: str | os.PathLike) -> bool:
     """Return whether a path is a corpus folder of any version; its files are not checked."""
     try:

@@ -16,6 +16,7 @@ import re
 import shutil
 import stat
 import sys
+import threading
 import time
 import warnings
 import zlib
@@ -31,6 +32,7 @@ from smoothgrad_jax.data import schema
 from smoothgrad_jax.data.schema import Json, Schema
 
 _CHUNK_BYTES = 1 << 22
+_LOW_PRIORITY = 15  # of the thread that compares checksums, from −20 (high) to 19
 _CRC32 = re.compile("[0-9a-f]{8}")
 
 
@@ -147,13 +149,16 @@ def read_bytes(path: str | os.PathLike) -> bytes:
         return file.read()
 
 
-def verify(path: str | os.PathLike, entry: Entry | None, *, checksum: bool = True) -> None:
+def verify(
+    path: str | os.PathLike, entry: Entry | None, *, checksum: bool = True, stop: threading.Event | None = None
+) -> None:
     """Check that a file has the content that was written.
 
     Args:
       path: The file.
       entry: Returned by :func:`write_file`; None if the description of the folder does not name the file.
       checksum: Read the file and compare its checksum. If False, only its size is compared.
+      stop: Return early, without an error, once it is set.
 
     Raises:
       LoadError: If the file is missing, damaged or not described.
@@ -166,6 +171,8 @@ def verify(path: str | os.PathLike, entry: Entry | None, *, checksum: bool = Tru
             size = os.fstat(file.fileno()).st_size
             while checksum and size == entry["bytes"] and (chunk := file.read(_CHUNK_BYTES)):
                 crc = zlib.crc32(chunk, crc)
+                if stop is not None and stop.is_set():
+                    return
     except FileNotFoundError as error:
         raise LoadError(f"{path}: missing") from error
     except OSError as error:
@@ -174,6 +181,46 @@ def verify(path: str | os.PathLike, entry: Entry | None, *, checksum: bool = Tru
         raise LoadError(f"{path}: damaged: expected {entry['bytes']} bytes, got {size}")
     if checksum and f"{crc:08x}" != entry["crc32"]:
         raise LoadError(f"{path}: damaged: expected the checksum {entry['crc32']}, got {crc:08x}")
+
+
+class SumCheck:
+    """Compares the checksums of files in a thread of low priority, while the caller works with them.
+
+    Args:
+      folder: The folder of the files.
+      files: Their entries.
+    """
+
+    def __init__(self, folder: str | os.PathLike, files: Mapping[str, Entry]) -> None:
+        self._error: LoadError | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(Path(folder), dict(files)), name="sums", daemon=True)
+        self._thread.start()
+
+    def check(self, *, wait: bool = False) -> None:
+        """Raise the error that was found so far; with ``wait``, read the remaining files first.
+
+        Raises:
+          LoadError: A file is damaged.
+        """
+        while wait and self._thread.is_alive():
+            self._thread.join(0.1)
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stop.set()
+
+    def _run(self, folder: Path, files: dict[str, Entry]) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # a thread has a priority of its own on Linux only
+            if sys.platform == "linux":
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
+        try:
+            for name, entry in files.items():
+                verify(folder / name, entry, stop=self._stop)
+        except LoadError as error:
+            self._error = error
 
 
 def read_array(path: str | os.PathLike, entry: Entry | None, *, checksum: bool = True) -> npt.NDArray:

@@ -30,7 +30,7 @@ from smoothgrad_jax.core.row_sparse.state import RowSparseState
 from smoothgrad_jax.core.types import PyTree
 from smoothgrad_jax.data import durable_files, schema
 from smoothgrad_jax.data.corpus import Corpus
-from smoothgrad_jax.data.durable_files import LoadError, VersionError
+from smoothgrad_jax.data.durable_files import Entry, LoadError, VersionError
 from smoothgrad_jax.data.folder_lock import FolderLock
 from smoothgrad_jax.training.minibatches import Sampler
 from smoothgrad_jax.training.state_files import IncompatibleError, read_tree, write_tree
@@ -182,7 +182,7 @@ class Checkpoints:
                 new.mkdir()
                 written = write_tree(new, training.state)
                 durable_files.write_json(new / "checkpoint.json", body | {"state": written})
-        self._remove(path for _, _, path in self._found()[: -self.keep])
+        self._remove(self.paths()[: -self.keep])
         return path
 
     def latest(self, like: PyTree = None) -> Checkpoint | None:
@@ -197,7 +197,7 @@ class Checkpoints:
             needs ``like`` or 64-bit arrays.
         """
         damaged: list[str] = []
-        for _, _, path in reversed(self._found()):
+        for path in reversed(self.paths()):
             try:
                 return _read_checkpoint(path, like)._replace(damaged=tuple(damaged))
             except (VersionError, IncompatibleError):
@@ -211,10 +211,14 @@ class Checkpoints:
 
     def clear(self) -> None:
         """Remove all checkpoints, the oldest first."""
-        if not self._found():
+        if not self.paths():
             return
         self.lock()
-        self._remove(path for _, _, path in self._found())
+        self._remove(self.paths())
+
+    def paths(self) -> list[Path]:
+        """Return the folders of the checkpoints, the oldest first; their content is not checked."""
+        return [path for _, _, path in self._found()]
 
     def _found(self) -> list[tuple[int, int, Path]]:
         """Return (number, step, path) of every checkpoint, in the order of writing."""
@@ -243,6 +247,15 @@ class Checkpoints:
             if found := self._found():
                 return f"the checkpoint after step {found[-1][1]} is still there ({found[-1][2]})"
         return "there is no earlier checkpoint"
+
+
+def described_files(path: str | os.PathLike) -> dict[str, Entry]:
+    """Return the entries of the files of a checkpoint.
+
+    Raises:
+      LoadError: The description is missing or damaged.
+    """
+    return {f"{name}.npy": entry for name, entry in _read_description(Path(path))["state"]["files"].items()}
 
 
 def check_same(stored: Mapping[str, Any], current: Mapping[str, Any]) -> None:
@@ -301,14 +314,18 @@ def fingerprint(corpus: Corpus) -> str:
     return f"{len(corpus.indptr) - 1}x{corpus.num_words}-{crc:08x}"
 
 
-def _read_checkpoint(path: Path, like: PyTree) -> Checkpoint:
-    body = durable_files.read_json(
+def _read_description(path: Path) -> dict[str, Any]:
+    return durable_files.read_json(
         path / "checkpoint.json",
         _FORMAT,
         _VERSION,
         _CONTENT,
         if_older="finish the run with the version that wrote it, or start again",
     )
+
+
+def _read_checkpoint(path: Path, like: PyTree) -> Checkpoint:
+    body = _read_description(path)
     with durable_files.loading(path):
         state = read_tree(path, body["state"], like)
         if isinstance(state, RowSparseState):

@@ -17,6 +17,7 @@ from smoothgrad_jax.app.commands.output import (
 )
 from smoothgrad_jax.app.commands.training import check_space, new_run, saved_model, train
 from smoothgrad_jax.data import folder_lock
+from smoothgrad_jax.data.durable_files import SumCheck
 from smoothgrad_jax.data.errors import plural
 from smoothgrad_jax.training.checkpoints import Checkpoint, Checkpoints
 from smoothgrad_jax.training.settings import Settings
@@ -40,6 +41,8 @@ def _run(args: Namespace) -> int:
         runs.check_settings(earlier, given)
     settings = Settings.from_json(runs.stored_settings(last).as_json() if last else {}, **given)
     stored = open_corpus(args, last)
+    files = stored.manifest.get("files")  # of a corpus folder, which are checked while the run reads them
+    sums = SumCheck(args.inputs[0], files) if files else None
     settings = settings.resolve(stored.corpus.num_docs)
     chosen = word_options(args) or earlier.get("word_options")
     metadata = provenance(stored) | ({"word_options": chosen} if chosen else {})
@@ -54,7 +57,7 @@ def _run(args: Namespace) -> int:
         log(f"{out}: the run is complete after {plural(training.steps, 'step')}; give more --passes to continue")
     check_space(training, stored.corpus, checkpoints)
     with signals.deferred():
-        code = train(training, args.json, checkpoints)
+        code = train(training, args.json, checkpoints, sums)
         model = saved_model(training, stored)
         saved_models.save_model(out, model)
     if args.json:

@@ -14,6 +14,7 @@ from smoothgrad_jax.app.runs import Run
 from smoothgrad_jax.app.saved_models import SavedModel
 from smoothgrad_jax.data.corpus import Corpus
 from smoothgrad_jax.data.corpus_folder import CountedCorpus
+from smoothgrad_jax.data.durable_files import LoadError, SumCheck
 from smoothgrad_jax.models.topic_quality import topic_prevalence, topic_quality
 from smoothgrad_jax.training.checkpoints import Checkpoint, Checkpoints
 from smoothgrad_jax.training.driver import Progress
@@ -50,11 +51,28 @@ def new_run(
     )
 
 
-def train(run: Run, as_json: bool, checkpoints: Checkpoints | None = None) -> int:
+def train(run: Run, as_json: bool, checkpoints: Checkpoints | None = None, sums: SumCheck | None = None) -> int:
     """Train until the end or an interruption, display progress, and return the exit code.
 
     It is 1 if the run was interrupted and the last checkpoint could not be written.
+
+    Args:
+      run: The run.
+      as_json: Write JSON lines instead of displaying progress.
+      checkpoints: Where to write checkpoints.
+      sums: The check of the files of the corpus. It ends before training does.
+
+    Raises:
+      LoadError: A file of the corpus is damaged; a checkpoint has been written.
     """
+
+    def checked(reports: Iterator[Progress]) -> Iterator[Progress]:
+        for report in reports:
+            if sums:
+                sums.check()
+            yield report
+        if sums:
+            sums.check(wait=True)
 
     def lines(reports: Iterator[Progress]) -> Iterator[Progress]:
         for report in reports:
@@ -63,11 +81,17 @@ def train(run: Run, as_json: bool, checkpoints: Checkpoints | None = None) -> in
 
     watch = lines if as_json else partial(progress.watch, steps=run.steps)
     try:
-        finished = run.train(watch, checkpoints, log)
+        finished = run.train(lambda reports: watch(checked(reports)), checkpoints, log)
         return 0 if finished else signals.exit_code() if run.is_stored else 1
     except NotFiniteError as error:
         log(str(error))
         return 1
+    except LoadError as error:
+        kept = "the model is not saved. Restore the corpus and repeat the command with --resume to continue"
+        raise LoadError(f"{error}; {kept}") from error
+    finally:
+        if sums:
+            sums.stop()
 
 
 def check_space(run: Run, corpus: Corpus, checkpoints: Checkpoints) -> None:
