@@ -41,7 +41,7 @@ _CHUNK = 1 << 19  # entries of a corpus that are read together
 _CONTENT = schema.record(
     {
         "made_by": schema.mapping(schema.string),
-        "step": schema.integer(),
+        "step": schema.integer(0, 2**32 - 1),  # random keys depend on it as a uint32
         "sampler": schema.optional(
             schema.record(
                 {
@@ -330,6 +330,8 @@ def _read_checkpoint(path: Path, like: PyTree) -> Checkpoint:
         state = read_tree(path, body["state"], like)
         if isinstance(state, RowSparseState):
             state.check()
+            if state.step != body["step"]:
+                raise LoadError(f"{path}: damaged: the state is after step {state.step}, expected {body['step']}")
         return Checkpoint(
             state=state,
             step=body["step"],

@@ -341,6 +341,7 @@ def with_words(value, at=0):
 FORGERIES = [
     (lambda path, body: body.update(step="seven"), "checkpoint.json: damaged: step must be an integer from 0"),
     (lambda path, body: body.update(step=-1), "step must be an integer from 0 to"),
+    (lambda path, body: body.update(step=4), "the state is after step 5, expected 4"),
     (lambda path, body: body.update(history={"a": 1}), "history must be a list, got"),
     (lambda path, body: body.update(settings=[1]), r"settings must be an object, got \[1\]"),
     (lambda path, body: body.update(state=3), "state must be an object, got 3"),

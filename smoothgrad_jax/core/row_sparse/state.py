@@ -18,6 +18,7 @@ from smoothgrad_jax.core.row_sparse.decay import CLOCK_SIZE, num_columns
 from smoothgrad_jax.core.row_sparse.kernel import RowBatch, RowKernel
 from smoothgrad_jax.core.types import Array, ArrayLike, DTypeLike, PyTree
 
+_LARGEST = 1e30  # of the numbers of a state that become float32
 END = 1 << 28  # marks the end of a list of words; shifted by three bits it is still below 2³¹
 
 
@@ -130,7 +131,7 @@ class RowSparseState(NamedTuple):
             _expect_shape(f"totals[{s}]", self.totals[s], (1, 3 * columns + CLOCK_SIZE))
         for name in ("clock", "previous_clock"):
             decay, gain = getattr(self, name).tolist()
-            _expect(-math.inf < decay <= 0 <= gain < math.inf, name, getattr(self, name))
+            _expect(-_LARGEST < decay <= 0 <= gain < _LARGEST, name, getattr(self, name))
         _expect(self.step.shape == () and self.step >= 0, "step", self.step)
         _expect(self.num_values.shape == () and self.num_values >= 0, "num_values", self.num_values)
         if self.slots is not None:
@@ -142,7 +143,7 @@ class RowSparseState(NamedTuple):
         if self.entering is not None:
             words, sums, scale, totals = self.entering
             self._check_words("entering.words", words)
-            _expect(scale.shape == () and 0 < scale < math.inf, "entering.scale", scale)
+            _expect(scale.shape == () and 0 < scale < _LARGEST, "entering.scale", scale)
             for s in range(num_partitions):
                 _expect(len(sums[s]) == words.size and sums[s].ndim == 2, f"entering.sums[{s}]", sums[s].shape)
                 _expect_shape(f"entering.totals[{s}]", totals[s], (columns,))
