@@ -7,14 +7,16 @@ the command runs. The options of a run come from :class:`smoothgrad_jax.training
 | exit code | meaning                                                                               |
 |-----------|---------------------------------------------------------------------------------------|
 | 0         | success                                                                               |
-| 1         | invalid input, model or folder; the error message is one line                         |
+| 1         | invalid input, model or folder, or output that cannot be written; the error message   |
+|           | is one line                                                                           |
 | 2         | an option is invalid, or has no effect beside others; the error message is one line   |
-| 130       | interrupted by Ctrl-C, or by SIGTERM while ``fit``, ``sweep`` or ``demo`` trains.     |
-|           | The result of the training so far is saved, and ``--resume`` continues it;            |
-|           | interrupted at another time, a command saves nothing                                  |
+| 129, 130, | ended by SIGHUP, by SIGINT (Ctrl-C) or by SIGTERM: 128 plus the number of the signal. |
+| 143       | ``fit``, ``sweep`` and ``demo`` have saved the result of the training so far, and     |
+|           | ``--resume`` continues it; before and after training, and in other commands,      |
+|           | incomplete output is removed. A third signal within a second ends the process at      |
+|           | once, which saves nothing; see :mod:`smoothgrad_jax.app.signals`                      |
 """
 
-import _thread
 import argparse
 import contextlib
 import importlib
@@ -22,16 +24,13 @@ import io
 import logging
 import os
 import shlex
-import signal
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from types import FrameType
 from typing import Any, NamedTuple, NoReturn, TextIO
 
 from smoothgrad_jax import __version__
-from smoothgrad_jax.app import event_log
+from smoothgrad_jax.app import event_log, signals
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.data.errors import CorpusError, CorpusWarning, OptionName
 
@@ -41,7 +40,6 @@ _INPUTS = (
     "convert; or - for the standard input, which is copied to a temporary file, as are pipes"
 )
 _TABLES = ".tsv, .csv, .jsonl, .npz or .parquet"  # see `smoothgrad_jax.app.commands.tables`
-_LATER = 0.02  # seconds between a Ctrl-C that cannot be handled and the next attempt
 # Option of the model -> setting.
 _SETTING_OF = {"tol": "local_tol", "max_iter": "local_max_iter"}
 _SHORT = {"ngram_range": "ngrams"}  # Python's name of an option -> its name on the command line
@@ -53,16 +51,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # some terminals cannot encode every character
     args = _parse(sys.argv[1:] if argv is None else argv)
-    _catch_interrupts()
-    try:
-        with _warnings_in_one_line(args):
-            return _run(args)
-    except ImportError as error:
-        print(f"smoothgrad: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("smoothgrad: interrupted", file=sys.stderr)
-        return 130
+    with signals.handled() as received:
+        try:
+            with _warnings_in_one_line(args):
+                return _run(args)
+        except ImportError as error:
+            print(f"smoothgrad: {error}", file=sys.stderr)
+            return 1
+        except KeyboardInterrupt:
+            print("smoothgrad: interrupted", file=sys.stderr)
+            return received.exit_code
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -98,25 +96,6 @@ def _warnings_in_one_line(args: argparse.Namespace) -> Iterator[None]:
         yield
 
 
-def _catch_interrupts() -> None:
-    """Make Ctrl-C raise KeyboardInterrupt also where Python would ignore the exception.
-
-    jax runs a function during garbage collection. Python ignores exceptions there, so that Ctrl-C would have no effect.
-    """
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, interrupt)
-
-
-def interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt; during garbage collection, a moment later."""
-    while frame is not None and frame.f_code.co_name != "_xla_gc_callback":
-        frame = frame.f_back
-    if frame is None:
-        raise KeyboardInterrupt
-    threading.Timer(_LATER, _thread.interrupt_main, (number,)).start()
-
-
 def _run(args: argparse.Namespace) -> int:
     """Run a command with its log of events."""
     try:
@@ -130,7 +109,7 @@ def _run(args: argparse.Namespace) -> int:
 def _exit_code(args: argparse.Namespace) -> int:
     """Run a command; print an expected error to standard error as one line."""
     command = importlib.import_module(f"smoothgrad_jax.app.commands.{args.command}")
-    from smoothgrad_jax.app.commands.output import CommandError
+    from smoothgrad_jax.app.commands.output import CommandError, printable
 
     code = 1
     try:
@@ -149,7 +128,7 @@ def _exit_code(args: argparse.Namespace) -> int:
         message = f"out of memory: {error}"
     except (CommandError, ValueError, OSError) as error:  # includes LoadError and SaveError
         message = str(error)
-    print(f"smoothgrad {args.command}: {message}", file=sys.stderr)
+    print(f"smoothgrad {args.command}: {printable(message)}", file=sys.stderr)
     event_log.event("error", level=logging.ERROR, message=message, code=code)
     return code
 
@@ -292,6 +271,11 @@ def _convert_options(parser: argparse.ArgumentParser) -> None:
     _add_json(parser)
 
 
+def _verify_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="FOLDER", help="folder of a corpus, a model, a run or a checkpoint")
+    _add_json(parser)
+
+
 class Command(NamedTuple):
     """A command: its help text and the function that adds its options to a parser."""
 
@@ -310,6 +294,7 @@ COMMANDS = {
     "sweep": Command("compare numbers of topics and windows, and recommend one", _sweep_options),
     "report": Command("write one HTML file with the topics of a model", _report_options),
     "convert": Command("convert a corpus to memory-mapped arrays", _convert_options),
+    "verify": Command("compare the files of a folder with their checksums", _verify_options),
 }
 
 

@@ -301,13 +301,16 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             if settings.held_out:
                 documents, validation = runs.hold_out(rng, counts.shape[0], settings.held_out)
                 counts, held_out = counts[documents], counts[validation]
+            checkpoints = self._checkpoints()
+            if checkpoints:
+                checkpoints.lock()
             run = self._new_run(counts, held_out, settings, rng)
         self._reset(counts.dtype)
         self._run_settings = settings.as_json()
         watch = partial(progress.watch, steps=run.steps) if self.verbose else iter
         try:
             with self._storing(run):
-                if not run.train(watch, self._checkpoints()):
+                if not run.train(watch, checkpoints):
                     raise KeyboardInterrupt
         finally:
             self._state = None  # partial_fit starts with an empty window

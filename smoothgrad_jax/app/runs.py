@@ -10,21 +10,30 @@ settings, the corpus and the number of steps determine the result: a run that co
 learned priors are updated at each report, so an interruption between two reports changes later updates.
 """
 
+import contextlib
 import math
+import os
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 
+from smoothgrad_jax.app import signals
 from smoothgrad_jax.app.event_log import event
+from smoothgrad_jax.core.adaptive import Adaptive
 from smoothgrad_jax.core.errors import OptionError
+from smoothgrad_jax.core.row_sparse.state import RowSparseState
 from smoothgrad_jax.core.schedules import robbins_monro
 from smoothgrad_jax.core.types import Array, ArrayLike, PRNGKey, PyTree
+from smoothgrad_jax.data import schema
 from smoothgrad_jax.data.corpus import Corpus
+from smoothgrad_jax.data.durable_files import LoadError, SaveError, loading
 from smoothgrad_jax.models.lda import inference, priors
 from smoothgrad_jax.models.lda.methods import Variational, named_method
 from smoothgrad_jax.models.lda.model import LDA
@@ -32,6 +41,7 @@ from smoothgrad_jax.models.lda.topics import seed_topics
 from smoothgrad_jax.training import driver
 from smoothgrad_jax.training.checkpoints import Checkpoint, Checkpoints, check_same
 from smoothgrad_jax.training.driver import Progress
+from smoothgrad_jax.training.engines import NotFiniteError
 from smoothgrad_jax.training.settings import OPTIONS, Settings, default_alpha, window_object
 
 _SEED_DOCUMENTS = 10_000  # documents that seed the initial topics
@@ -43,7 +53,19 @@ _INITIAL_ETA = 0.1  # where η is learned
 _PRIOR_WEIGHT = 0.1  # weight of the newest documents in the moving average to which α is fitted
 _IN_WORDS = {"corpus": "the corpus", "tokens": "the definition of a word", "word_options": "the choice of words"}
 
+_RECORD = schema.record({"step": schema.integer()} | dict.fromkeys(("passes", "seconds", "rate", "score"), schema.real))
+_POSITIVE = schema.number(0, above=True)
+_LEARNED = schema.record(
+    {
+        "alpha": schema.either(_POSITIVE, schema.list_of(_POSITIVE)),
+        "eta": schema.anything,  # [V, K] where it is not learned
+        "mean_log": schema.optional(schema.list_of(schema.number(most=0))),
+        "rng": schema.record({"bit_generator": schema.string}),
+    }
+)
+
 Record = dict[str, Any]  # step, passes, seconds, rate and score of one report
+Warn = Callable[[str], None]
 Watch = Callable[[Iterator[Progress]], Iterator[Progress]]
 
 
@@ -71,11 +93,24 @@ def initial_topics(
       num_topics: K.
       documents: Candidate documents, of which at most 10,000 evenly spaced ones are used; by default all documents.
       num_docs: Number of documents to which λ is scaled; by default the number of candidates.
+
+    Raises:
+      MemoryError: Training would need more memory than the machine has.
     """
+    _check_memory(corpus.num_words, num_topics)
     if documents is None:
         return seed_topics(key, corpus, num_topics, num_docs=num_docs)
     some = corpus.select(documents[:: -(-documents.size // _SEED_DOCUMENTS)])
     return seed_topics(key, some, num_topics, num_docs=num_docs or documents.size)
+
+
+def _check_memory(num_words: int, num_topics: int) -> None:
+    """Raise an error if λ and the state of a run, four matrices of its size, exceed the memory of the machine."""
+    needed = 4 * num_words * num_topics * np.dtype(np.float32).itemsize
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else math.inf
+    if needed > total:
+        size = f"{num_words:,} words and {num_topics:,} topics need {needed / 1e9:,.0f} GB"
+        raise MemoryError(f"{size}, this machine has {total / 1e9:,.0f} GB; use a smaller vocabulary or fewer topics")
 
 
 def step_size(settings: Settings) -> float | Callable[[Any], Any]:
@@ -120,6 +155,16 @@ def check_same_run(stored: Mapping[str, Any], settings: Settings, metadata: Mapp
     )
     check_same(then, now)
     check_settings(stored, dict.fromkeys(OPTIONS) | settings.as_json())
+
+
+def stored_settings(checkpoint: Checkpoint) -> Settings:
+    """Return the settings of a checkpoint; a new run chooses the number of threads.
+
+    Raises:
+      LoadError: A setting has no valid value.
+    """
+    with loading(checkpoint.path / "checkpoint.json"):
+        return Settings.from_json(checkpoint.settings, threads=None)
 
 
 def check_settings(stored: Mapping[str, Any], current: Mapping[str, Any]) -> None:
@@ -202,8 +247,18 @@ class PriorLearner:
             "rng": self._rng.bit_generator.state,
         }
 
-    def restore(self, model: LDA, state: Mapping[str, Any]) -> LDA:
-        """Continue from a state; returns the model with its priors."""
+    def restore(self, model: LDA, state: Mapping[str, Any], num_topics: int) -> LDA:
+        """Continue from a state; returns the model with its priors.
+
+        Raises:
+          ValueError: The state is not one of :meth:`state`.
+        """
+        _LEARNED(state, "learned")
+        for name in ("alpha", "mean_log"):
+            if np.size(state[name]) not in (1, num_topics):
+                raise ValueError(f"learned.{name} must have {num_topics} numbers, got {np.size(state[name])}")
+        if self._learns_eta:
+            _POSITIVE(state["eta"], "learned.eta")
         self._mean_log = None if state["mean_log"] is None else np.asarray(state["mean_log"])
         self._rng.bit_generator.state = state["rng"]
         if self._learns_alpha:
@@ -231,6 +286,7 @@ class Run:
       steps: Number of steps of the complete run.
       history: One record per score.
       documents: Documents of the corpus to train on; None for all.
+      is_stored: Whether the last checkpoint could be written.
 
     Raises:
       OptionError: An option does not fit the data.
@@ -250,12 +306,14 @@ class Run:
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
         self._settings, self._metadata = settings, dict(metadata or {})
-        self.documents = documents
+        self.documents, self.is_stored = documents, True
         self._num_docs = corpus.num_docs if documents is None else len(documents)
         assert settings.batch_size is not None, "the settings must be resolved"
         assert settings.passes is not None, "the settings must be resolved"
         self._batch_size = min(settings.batch_size, self._num_docs)
         self.steps = max(1, math.ceil(settings.passes * self._num_docs / self._batch_size))
+        if checkpoint:
+            _check_checkpoint(checkpoint, self._num_docs / self._batch_size)
         first = checkpoint.step if checkpoint else 0
         self.history: list[Record] = list(checkpoint.history) if checkpoint else []
         self._earlier_passes = first * self._batch_size / self._num_docs
@@ -264,7 +322,8 @@ class Run:
         model = initial_model(settings, self._num_docs)
         self._learner = PriorLearner(settings, corpus, documents, rng) if settings.learns_priors else None
         if self._learner and checkpoint and "learned" in checkpoint.settings:
-            model = self._learner.restore(model, checkpoint.settings["learned"])
+            with loading(checkpoint.path / "checkpoint.json"):
+                model = self._learner.restore(model, checkpoint.settings["learned"], settings.topics)
         self._training = driver.fit(
             corpus,
             model,
@@ -312,6 +371,18 @@ class Run:
         """The training state, from which :func:`smoothgrad_jax.fit` continues."""
         return self._training.state
 
+    def checkpoint_bytes(self, corpus: Corpus) -> int:
+        """Estimate the size of a checkpoint with a full window, before the first step."""
+        state = self.state
+        stored = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        if not isinstance(state, RowSparseState) or state.slots is None:
+            return stored  # a dense state has the slots of its window from the start
+        window = window_object(self._settings.window)
+        longest = window.longest if isinstance(window, Adaptive) else window(0) if callable(window) else window
+        slot = corpus.layout(self._batch_size).num_used * state.num_columns
+        itemsize = np.dtype(jnp.dtype(self._settings.slots or state.dtype)).itemsize
+        return stored + int(min(longest, self.steps)) * slot * itemsize
+
     def close(self) -> None:
         """End the run; ``params`` and ``state`` stay available."""
         self._training.close()
@@ -336,42 +407,65 @@ class Run:
                 self.close()
                 return
 
-    def train(self, watch: Watch = iter, checkpoints: Checkpoints | None = None) -> bool:
+    def train(self, watch: Watch = iter, checkpoints: Checkpoints | None = None, warn: Warn = warnings.warn) -> bool:
         """Train to the end.
 
         Args:
           watch: Displays and yields the reports, as :func:`smoothgrad_jax.app.progress.watch` does.
           checkpoints: Where to write a checkpoint every ``settings.checkpoint_every`` seconds, after an interruption,
-            and at the end.
+            and at the end. One that cannot be written, for example because the disk is full, does not end the run;
+            :attr:`is_stored` says whether the last one could be written.
+          warn: Called with a message if a checkpoint cannot be written.
 
         Returns:
-          Whether the end was reached. Ctrl-C ends the run after a complete step.
+          Whether the end was reached. Ctrl-C ends the run after a complete step; a second one does not prevent that
+          the checkpoint is written.
 
         Raises:
-          NotFiniteError: As :func:`smoothgrad_jax.fit`; :attr:`params` are those of the last valid step.
+          NotFiniteError: As :func:`smoothgrad_jax.fit`; :attr:`params` are those of the last valid step. After another
+            error, of ``watch`` for example, a checkpoint is written before it is raised.
         """
-        every = self._settings.checkpoint_every
-        finished, written = False, time.monotonic()
-        try:
-            for _ in watch(self.reports()):
-                if checkpoints and every and time.monotonic() - written >= every:
-                    self._write(checkpoints)
-                    written = time.monotonic()
-            finished = True
-        except KeyboardInterrupt:
-            pass  # params and state remain available to the caller
-        if checkpoints and not (finished and (not every or self._is_complete)):
-            self._write(checkpoints)
+        finished = False
+        with signals.deferred():
+            try:
+                with signals.interruptible():
+                    self._train(watch, checkpoints, warn)
+                finished = True
+            except KeyboardInterrupt:
+                pass  # params and state remain available to the caller
+            except NotFiniteError:
+                raise
+            except Exception:
+                # An error of the display or of the data. After one in a step there may be no state to write.
+                with contextlib.suppress(ValueError, RuntimeError):
+                    if checkpoints:
+                        self._write(checkpoints, warn)
+                raise
+            if checkpoints and not (finished and (not self._settings.checkpoint_every or self._is_complete)):
+                self._write(checkpoints, warn)
         return finished
+
+    def _train(self, watch: Watch, checkpoints: Checkpoints | None, warn: Warn) -> None:
+        """Train to the end, with a checkpoint at intervals."""
+        every, written = self._settings.checkpoint_every, time.monotonic()
+        for _ in watch(self.reports()):
+            if checkpoints and every and time.monotonic() - written >= every:
+                self._write(checkpoints, warn)
+                written = time.monotonic()
 
     def settings_json(self) -> dict[str, Any]:
         """Return the settings and the metadata as JSON values, for a model or a checkpoint."""
         return self._settings.as_json() | self._metadata
 
-    def _write(self, checkpoints: Checkpoints) -> None:
+    def _write(self, checkpoints: Checkpoints, warn: Warn) -> None:
         learned = {"learned": self._learner.state(self.model)} if self._learner else {}
-        begun = time.monotonic()
-        path = checkpoints.write(self._training, self.settings_json() | learned, self.history)
+        self.is_stored, begun = False, time.monotonic()
+        try:
+            path = checkpoints.write(self._training, self.settings_json() | learned, self.history)
+        except SaveError as error:
+            warn(str(error))
+            return
+        self.is_stored = True
         event("checkpoint", step=self.step, path=str(path), seconds=time.monotonic() - begun)
 
     def _score_every(self) -> int:
@@ -388,6 +482,16 @@ class Run:
         scores, patience = [each["score"] for each in self.history], self._settings.patience
         target = max(scores[:-patience], default=math.inf) + self._settings.min_improvement
         return len(scores) > patience and max(scores[-patience:]) < target
+
+
+def _check_checkpoint(checkpoint: Checkpoint, scale: float) -> None:
+    """Raise an error unless the history has the records of a run, and the last step scaled its statistics by D/B."""
+    with loading(checkpoint.path / "checkpoint.json"):
+        schema.list_of(_RECORD)(checkpoint.history, "history")
+    entering = getattr(checkpoint.state, "entering", None)
+    if entering is not None and not math.isclose(entering.scale, scale, rel_tol=1e-6):
+        problem = f"the state is not valid: entering.scale is {entering.scale:g}, expected D/B = {scale:g}"
+        raise LoadError(f"{checkpoint.path}: damaged: {problem}")
 
 
 def record(report: Progress) -> Record:

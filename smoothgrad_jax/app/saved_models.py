@@ -26,8 +26,9 @@ import numpy as np
 import numpy.typing as npt
 
 from smoothgrad_jax.app.topic_labels import checked_labels
-from smoothgrad_jax.data import durable_files
-from smoothgrad_jax.data.durable_files import LoadError
+from smoothgrad_jax.data import durable_files, schema
+from smoothgrad_jax.data.durable_files import Entry, LoadError
+from smoothgrad_jax.training.settings import METHODS
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -39,6 +40,36 @@ if TYPE_CHECKING:
 _FORMAT, _VERSION, _KIND = "smoothgrad model", 1, "lda"
 _REQUIRED, _OPTIONAL = ("lam", "alpha", "eta"), ("prevalence", "word_counts")
 _VOCABULARY = "vocabulary.txt"
+# A model contains its stop words. A name of another list would be the path of a file of the reader.
+_TOKENS = schema.record(
+    {},
+    {
+        "lowercase": schema.boolean,
+        "token_pattern": schema.string,
+        "stop_words": schema.either(schema.one_of(None, "english"), schema.list_of(schema.string)),
+        "ngram_range": schema.list_of(schema.integer(1), 2),
+    },
+)
+_CONTENT = schema.record(
+    {
+        "num_docs": schema.number(0, above=True),
+        "settings": schema.record(
+            {},
+            {
+                "tokens": schema.optional(_TOKENS),
+                "local_tol": schema.number(0),
+                "local_max_iter": schema.integer(1),
+                "method": schema.one_of(*METHODS),
+            },
+        ),
+        "history": schema.list_of(
+            schema.record(
+                {}, dict.fromkeys(("step", "passes", "seconds", "rate", "score"), schema.optional(schema.real))
+            )
+        ),
+        "files": schema.mapping(durable_files.ENTRY),
+    }
+)
 _FILES = (*(f"{name}.npy" for name in (*_REQUIRED, *_OPTIONAL)), _VOCABULARY)
 
 Documents: TypeAlias = "Corpus | npt.NDArray | scipy.sparse.sparray | scipy.sparse.spmatrix"
@@ -266,6 +297,15 @@ def load_model(path: str | os.PathLike) -> SavedModel:
     return _load(folder)  # another process replaced the model while this one read it
 
 
+def described_files(path: str | os.PathLike) -> dict[str, Entry]:
+    """Return the entries of the files of a model.
+
+    Raises:
+      LoadError: The description is missing or damaged.
+    """
+    return durable_files.read_json(Path(path) / "model.json", _FORMAT, _VERSION, _CONTENT)["files"]
+
+
 def _topic_map(topics: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """Return points [K, 2] for topics [K, V], as in the report."""
     from smoothgrad_jax.app import topic_map  # imports scipy
@@ -365,6 +405,7 @@ def _load(folder: Path) -> SavedModel:
         return new if is_new and new.exists() else folder / name
 
     with durable_files.loading(path):
+        _CONTENT(metadata, "")
         files = {name: metadata["files"].get(name) for name in _FILES}
         arrays: dict[str, Any] = {
             name: np.array(durable_files.read_array(find(f"{name}.npy"), files[f"{name}.npy"]))
@@ -374,7 +415,7 @@ def _load(folder: Path) -> SavedModel:
         vocabulary = None
         if files[_VOCABULARY]:
             durable_files.verify(find(_VOCABULARY), files[_VOCABULARY])
-            vocabulary = find(_VOCABULARY).read_bytes().decode().split("\n")[:-1]
+            vocabulary = durable_files.read_bytes(find(_VOCABULARY)).decode().split("\n")[:-1]
         settings, history = dict(metadata["settings"]), list(metadata["history"])
         model = SavedModel(
             num_docs=metadata["num_docs"], vocabulary=vocabulary, settings=settings, history=history, **arrays

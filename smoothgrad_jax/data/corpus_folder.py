@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from smoothgrad_jax.data import counting, documents, durable_files, text
+from smoothgrad_jax.data import batches, counting, documents, durable_files, schema, text
 from smoothgrad_jax.data.corpus import Corpus
 from smoothgrad_jax.data.counting import Counted, OnProgress
 from smoothgrad_jax.data.documents import Metadata
@@ -40,6 +40,25 @@ METADATA = "metadata.jsonl"  # an optional file
 _TYPES = {"indptr.npy": ("<i8",), "indices.npy": ("<u2", "<i4"), "data.npy": ("|u1", "<u2", "<u4", "<f4")}
 _WORDS = "vocabulary.txt"
 _SEQUENCES = OptionName("ngram_range", (1, 2))
+_MAX_WORDS = 2**31 - 1  # word ids are int32
+_CHUNK = 1 << 20  # offsets that are compared at a time
+_MANIFEST = schema.record(
+    {
+        "num_docs": schema.integer(1),
+        "num_words": schema.integer(1, _MAX_WORDS),
+        "num_entries": schema.integer(),
+        "num_tokens": schema.number(0),
+        "source": schema.record({"format": schema.string, "paths": schema.list_of(schema.string)}),
+        "tokens": schema.anything,
+        "dropped": schema.record(
+            dict.fromkeys(
+                ("tokens_outside_vocabulary", "documents_that_lost_all_words", "empty_documents"), schema.number(0)
+            )
+        ),
+        "files": schema.mapping(durable_files.ENTRY),
+    },
+    {"metadata": schema.record({"id": schema.optional(schema.string), "keep": schema.list_of(schema.string)})},
+)
 
 
 class CountedCorpus(NamedTuple):
@@ -173,7 +192,8 @@ def open_folder(path: str | os.PathLike, *, verify: bool = False) -> CountedCorp
 
     Args:
       path: The folder.
-      verify: Read all files and compare the checksums. Otherwise only sizes, types and shapes are checked.
+      verify: Read all files and compare the checksums. Otherwise only sizes, types, shapes and offsets are checked;
+        word ids and counts are checked where they are used.
 
     Raises:
       CorpusError: If it is not a corpus folder, is damaged, or of another version of the format.
@@ -181,7 +201,7 @@ def open_folder(path: str | os.PathLike, *, verify: bool = False) -> CountedCorp
     path = Path(path)
     file = path / "manifest.json"
     try:
-        manifest = durable_files.read_json(file, FORMAT, VERSION, if_older="convert the source again")
+        manifest = durable_files.read_json(file, FORMAT, VERSION, _MANIFEST, if_older="convert the source again")
         with durable_files.loading(file):
             return _open(path, manifest, verify)
     except LoadError as error:
@@ -210,20 +230,27 @@ def read_metadata(path: str | os.PathLike, manifest: dict[str, Any]) -> Iterator
         raise CorpusError(str(error)) from None
 
 
+def described_files(path: str | os.PathLike) -> dict[str, Entry]:
+    """Return the entries of the files of a corpus folder.
+
+    Raises:
+      LoadError: The manifest is missing or damaged.
+    """
+    manifest = durable_files.read_json(Path(path) / "manifest.json", FORMAT, VERSION, _MANIFEST)
+    return manifest["files"]
+
+
 def is_folder(path: str | os.PathLike) -> bool:
     """Return whether a path is a corpus folder of any version; its files are not checked."""
-    file = Path(path) / "manifest.json"
     try:
-        if not file.is_file():  # reading a pipe or a device might not end
-            return False
-        manifest = json.loads(file.read_bytes())
+        manifest = json.loads(durable_files.read_bytes(Path(path) / "manifest.json"))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(manifest, dict) and manifest.get("format") == FORMAT
 
 
 def _open(path: Path, manifest: dict[str, Any], verify: bool) -> CountedCorpus:
-    num_docs, num_words, num_entries = (int(manifest[name]) for name in ("num_docs", "num_words", "num_entries"))
+    num_docs, num_words, num_entries = (manifest[name] for name in ("num_docs", "num_words", "num_entries"))
     files: dict[str, Entry] = manifest["files"]
     lengths = {"indptr.npy": num_docs + 1, "indices.npy": num_entries, "data.npy": num_entries}
     indptr, indices, data = (
@@ -232,29 +259,31 @@ def _open(path: Path, manifest: dict[str, Any], verify: bool) -> CountedCorpus:
     if indptr[0] != 0 or indptr[-1] != num_entries:
         expected = f"expected offsets from 0 to {num_entries}, got {indptr[0]} to {indptr[-1]}"
         raise LoadError(f"{path / 'indptr.npy'}: damaged: {expected}")
-    if verify and (
-        (np.diff(indptr) < 0).any() or (num_entries and not 0 <= indices.min() <= indices.max() < num_words)
-    ):
-        raise LoadError(f"{path}: damaged: an offset or a word id is out of range")
+    _check_offsets(path / "indptr.npy", indptr)
+    if indices.dtype != (np.uint16 if num_words <= 1 << 16 else np.int32):
+        raise LoadError(f"{path / 'indices.npy'}: damaged: {indices.dtype} are not the ids of {num_words} words")
+    if verify:
+        for part in Corpus(indptr, indices, data, num_words).parts(1 << 16):
+            batches.check_entries(part, slice(int(part.indptr[0]), int(part.indptr[-1])))
     vocabulary = None
     if _WORDS in files:
         durable_files.verify(path / _WORDS, files[_WORDS], checksum=verify)
-        vocabulary = (path / _WORDS).read_bytes().decode("utf-8", "replace").split("\n")[:-1]
+        vocabulary = durable_files.read_bytes(path / _WORDS).decode("utf-8", "replace").split("\n")[:-1]
         if len(vocabulary) != num_words:
             raise LoadError(f"{path / _WORDS}: damaged: expected {num_words} words, got {len(vocabulary)}")
     if "metadata" in manifest:
         durable_files.verify(path / METADATA, files.get(METADATA), checksum=verify)
-        _check_names(path, manifest["metadata"])
     return CountedCorpus(Corpus(indptr, indices, data, num_words), vocabulary, manifest)
 
 
-def _check_names(path: Path, names: object) -> None:
-    """Check the names of the fields with the metadata."""
-    keep = names.get("keep") if isinstance(names, dict) else None
-    if not isinstance(names, dict) or not isinstance(keep, list):
-        raise LoadError(f"{path / 'manifest.json'}: damaged: expected the names of the kept fields, got {names!r}")
-    if not all(isinstance(name, str) for name in ([] if names.get("id") is None else [names["id"]]) + keep):
-        raise LoadError(f"{path / 'manifest.json'}: damaged: expected the names of fields, got {names!r}")
+def _check_offsets(path: Path, indptr: npt.NDArray) -> None:
+    """Raise an error unless the offsets increase: others would let compiled code read and write anywhere."""
+    for first in range(0, len(indptr) - 1, _CHUNK):
+        falls = np.diff(indptr[first : first + _CHUNK + 1]) < 0
+        if falls.any():
+            document = first + int(np.argmax(falls))
+            offsets = f"{indptr[document]} to {indptr[document + 1]}"
+            raise LoadError(f"{path}: damaged: the entries of document {document} are {offsets}")
 
 
 def _open_array(path: Path, entry: Entry | None, length: int, verify: bool) -> npt.NDArray:

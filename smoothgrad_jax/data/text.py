@@ -38,6 +38,8 @@ import os
 import pickle
 import re
 import signal
+import threading
+import time
 import warnings
 from array import array
 from collections import defaultdict, deque
@@ -60,6 +62,7 @@ WORD = r"(?u)\b[^\W\d_][^\W_]{2,}\b"  # three or more letters or digits, the fir
 
 _CHUNK = 1 << 20  # characters per chunk
 _MAX_VOCABULARY = 1 << 28  # characters of all words of a file
+_PARENT_INTERVAL = 0.5  # seconds between two looks of a worker for its parent
 _SERIAL_CHUNKS = 32  # chunks counted before worker processes start, because each worker imports scikit-learn
 _MAX_NGRAM = 10  # words
 _MIN_NPMI = 0.4  # of a sequence of words
@@ -529,10 +532,18 @@ def _interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _initialize_worker() -> None:
-    """Ignore Ctrl-C where it cannot be blocked, and warnings, which this process has already shown."""
+def _initialize_worker(parent: int) -> None:
+    """Ignore Ctrl-C where it cannot be blocked, and warnings, which this process has already shown; end with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     warnings.simplefilter("ignore")
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """End this process soon after its parent: a parent that is killed cannot end its workers."""
+    while os.getppid() == parent:
+        time.sleep(_PARENT_INTERVAL)
+    os._exit(1)
 
 
 def _start_pool(jobs: int) -> Any:
@@ -546,7 +557,7 @@ def _start_pool(jobs: int) -> Any:
             from multiprocessing import resource_tracker
 
             resource_tracker.ensure_running()
-        return ProcessPoolExecutor(jobs, initializer=_initialize_worker)
+        return ProcessPoolExecutor(jobs, initializer=_initialize_worker, initargs=(os.getpid(),))
     except (ImportError, OSError, NotImplementedError):
         return None
 

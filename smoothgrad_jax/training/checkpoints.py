@@ -7,6 +7,7 @@
 |                                 | checksum of every array file                                                      |
 | ``…/*.npy``                     | the arrays of the state, one file per data type                                   |
 |                                 | (:mod:`smoothgrad_jax.training.state_files`)                                      |
+| ``.lock``                       | while a run writes: its process (:mod:`smoothgrad_jax.data.folder_lock`)          |
 | ``NNNNNN-step-T.…-…``           | left by a process that was killed while it wrote or removed a checkpoint          |
 
 A checkpoint is written under a temporary name, flushed to the disk, and renamed; older checkpoints are removed after
@@ -25,16 +26,37 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from smoothgrad_jax.core.row_sparse.state import RowSparseState
 from smoothgrad_jax.core.types import PyTree
-from smoothgrad_jax.data import durable_files
+from smoothgrad_jax.data import durable_files, schema
 from smoothgrad_jax.data.corpus import Corpus
-from smoothgrad_jax.data.durable_files import LoadError, VersionError
+from smoothgrad_jax.data.durable_files import Entry, LoadError, VersionError
+from smoothgrad_jax.data.folder_lock import FolderLock
 from smoothgrad_jax.training.minibatches import Sampler
 from smoothgrad_jax.training.state_files import IncompatibleError, read_tree, write_tree
 
 _FORMAT, _VERSION = "smoothgrad checkpoint", 3
 _NAME = re.compile(r"(\d{6,})-step-(\d+)")
 _CHUNK = 1 << 19  # entries of a corpus that are read together
+_CONTENT = schema.record(
+    {
+        "made_by": schema.mapping(schema.string),
+        "step": schema.integer(0, 2**32 - 1),  # random keys depend on it as a uint32
+        "sampler": schema.optional(
+            schema.record(
+                {
+                    "seed": schema.list_of(schema.integer(0, 2**64 - 1)),
+                    "num_docs": schema.integer(1),
+                    "batch_size": schema.integer(1),
+                    "replace": schema.boolean,
+                }
+            )
+        ),
+        "settings": schema.mapping(schema.anything),
+        "history": schema.list_of(schema.anything),
+        "state": schema.record({"structure": schema.anything, "files": schema.mapping(durable_files.ENTRY)}),
+    }
+)
 
 
 class Resumable(Protocol):
@@ -101,6 +123,23 @@ class Checkpoints:
         if keep < 1:
             raise ValueError(f"keep must be at least 1, got {keep}")
         self.folder, self.keep = Path(folder), keep
+        self._lock: FolderLock | None = None
+
+    def lock(self) -> None:
+        """Keep other processes from writing checkpoints into the folder, which is created if necessary.
+
+        :meth:`write` and :meth:`clear` do that too; call it before a long run. The lock ends with this object or with
+        the process; see :mod:`smoothgrad_jax.data.folder_lock`.
+
+        Raises:
+          FolderInUseError: Another process writes checkpoints into the folder; the message names it.
+          SaveError: The folder cannot be written.
+        """
+        with durable_files.saving(self.folder, self._what_is_left):
+            lock = FolderLock(self.folder)  # again: the folder may have been removed and made anew
+        if self._lock:
+            self._lock.release()
+        self._lock = lock
 
     def write(
         self,
@@ -122,7 +161,8 @@ class Checkpoints:
           The folder of this checkpoint.
 
         Raises:
-          SaveError: If the checkpoint cannot be written (disk full, no permission, …). Earlier ones are unchanged.
+          SaveError: If the checkpoint cannot be written (disk full, no permission, another process writes here, …).
+            Earlier ones are unchanged.
         """
         body = {
             "format": _FORMAT,
@@ -134,7 +174,7 @@ class Checkpoints:
             "history": durable_files.json_values("history", list(history)),
         }
         with durable_files.saving(self.folder, self._what_is_left):
-            durable_files.make_folder(self.folder)
+            self.lock()
             self._remove_leftovers()
             found = self._found()
             path = self.folder / f"{found[-1][0] + 1 if found else 1:06d}-step-{body['step']}"
@@ -142,7 +182,7 @@ class Checkpoints:
                 new.mkdir()
                 written = write_tree(new, training.state)
                 durable_files.write_json(new / "checkpoint.json", body | {"state": written})
-        self._remove(path for _, _, path in self._found()[: -self.keep])
+        self._remove(self.paths()[: -self.keep])
         return path
 
     def latest(self, like: PyTree = None) -> Checkpoint | None:
@@ -157,7 +197,7 @@ class Checkpoints:
             needs ``like`` or 64-bit arrays.
         """
         damaged: list[str] = []
-        for _, _, path in reversed(self._found()):
+        for path in reversed(self.paths()):
             try:
                 return _read_checkpoint(path, like)._replace(damaged=tuple(damaged))
             except (VersionError, IncompatibleError):
@@ -171,7 +211,14 @@ class Checkpoints:
 
     def clear(self) -> None:
         """Remove all checkpoints, the oldest first."""
-        self._remove(path for _, _, path in self._found())
+        if not self.paths():
+            return
+        self.lock()
+        self._remove(self.paths())
+
+    def paths(self) -> list[Path]:
+        """Return the folders of the checkpoints, the oldest first; their content is not checked."""
+        return [path for _, _, path in self._found()]
 
     def _found(self) -> list[tuple[int, int, Path]]:
         """Return (number, step, path) of every checkpoint, in the order of writing."""
@@ -200,6 +247,15 @@ class Checkpoints:
             if found := self._found():
                 return f"the checkpoint after step {found[-1][1]} is still there ({found[-1][2]})"
         return "there is no earlier checkpoint"
+
+
+def described_files(path: str | os.PathLike) -> dict[str, Entry]:
+    """Return the entries of the files of a checkpoint.
+
+    Raises:
+      LoadError: The description is missing or damaged.
+    """
+    return {f"{name}.npy": entry for name, entry in _read_description(Path(path))["state"]["files"].items()}
 
 
 def check_same(stored: Mapping[str, Any], current: Mapping[str, Any]) -> None:
@@ -258,16 +314,26 @@ def fingerprint(corpus: Corpus) -> str:
     return f"{len(corpus.indptr) - 1}x{corpus.num_words}-{crc:08x}"
 
 
-def _read_checkpoint(path: Path, like: PyTree) -> Checkpoint:
-    body = durable_files.read_json(
+def _read_description(path: Path) -> dict[str, Any]:
+    return durable_files.read_json(
         path / "checkpoint.json",
         _FORMAT,
         _VERSION,
+        _CONTENT,
         if_older="finish the run with the version that wrote it, or start again",
     )
+
+
+def _read_checkpoint(path: Path, like: PyTree) -> Checkpoint:
+    body = _read_description(path)
     with durable_files.loading(path):
+        state = read_tree(path, body["state"], like)
+        if isinstance(state, RowSparseState):
+            state.check()
+            if state.step != body["step"]:
+                raise LoadError(f"{path}: damaged: the state is after step {state.step}, expected {body['step']}")
         return Checkpoint(
-            state=read_tree(path, body["state"], like),
+            state=state,
             step=body["step"],
             settings=body["settings"],
             history=body["history"],

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from smoothgrad_jax.core._threads import submit
+from smoothgrad_jax.core._threads import check_not_forked, submit
 from smoothgrad_jax.core.adaptive import Adaptive
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.model import Model, ScoringModel, as_model, check_key
@@ -37,7 +37,7 @@ from smoothgrad_jax.data.corpus import Corpus
 from smoothgrad_jax.data.sampling import prefetch
 from smoothgrad_jax.training.engines import Engine, EngineOptions, WindowSpec, choose_engine
 from smoothgrad_jax.training.minibatches import Minibatches, Sampler, open_minibatches
-from smoothgrad_jax.training.settings import DEFAULTS, FIT_KAPPA, default_tau
+from smoothgrad_jax.training.settings import DEFAULTS, FIT_KAPPA, MAX_THREADS, default_tau
 
 _REPORT_INTERVAL = 0.25  # seconds between two reports, unless the caller asks for a number of steps
 _SCHEDULE_CHUNK = 1024  # values of a schedule that are computed at a time
@@ -140,13 +140,16 @@ def fit(
     Raises:
       ValueError: An argument cannot be used; raised here, before anything is computed (for a schedule, its first
         thousand values are checked).
+      RuntimeError: In a process that was forked after jax had started.
       NotFiniteError: From the iterator, which keeps the last good state.
     """
+    check_not_forked()
     model = as_model(model, prior)
     check_key(model, key)
     source = open_minibatches(data, model, batch_size, key, replace, documents)
     options = EngineOptions(window, warmup, slots, threads, key, source.num_words, source.entries_per_batch)
-    _check_count("threads", threads)
+    if (_check_count("threads", threads) or 1) > MAX_THREADS:
+        raise OptionError("threads", f"must be at most {MAX_THREADS:,}, got {threads}")
     for name, value in (("score", score), ("score_every", score_every)):
         if value is not None and held_out is None:
             raise OptionError(name, "has no effect without held_out")
@@ -201,6 +204,7 @@ class Training:
         self._documents, self._seconds, self._scored, self._done = 0, 0.0, False, False
         self._first_report: tuple[float, float] | None = None  # seconds, and fraction left
         self._stop = threading.Event()
+        self._between_steps = threading.RLock()  # held while a step is started, and while the state is read
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fit")
 
     def __iter__(self) -> Iterator[Progress]:
@@ -249,13 +253,15 @@ class Training:
 
     @property
     def params(self) -> PyTree:
-        """Parameters after the last step."""
-        return self._engine.params()
+        """Parameters after the last step; another thread can read them while the run is in progress."""
+        with self._between_steps:
+            return self._engine.params()
 
     @property
     def state(self) -> PyTree:
         """What :func:`fit` can continue from, a pytree of arrays. The next step, or that run, overwrites it."""
-        return self._engine.state()
+        with self._between_steps:
+            return self._engine.state()
 
     @property
     def sampler(self) -> Sampler | None:
@@ -271,14 +277,16 @@ class Training:
     def model(self, model: Model) -> None:
         if type(model) is not type(self._model):
             raise ValueError(f"expected a {type(self._model).__name__}, got a {type(model).__name__}")
-        self._engine.set_model(model)
-        self._model = model
+        with self._between_steps:
+            self._engine.set_model(model)
+            self._model = model
 
     def _advance(self) -> Progress | None:
         """Take steps until a report is due; return None if nothing is left to report."""
         begun = time.perf_counter()
         seen, ended = self._take_steps(begun)
-        self._engine.wait()
+        with self._between_steps:
+            self._engine.wait()
         elapsed = time.perf_counter() - begun
         self._documents += seen
         self._seconds += elapsed
@@ -310,7 +318,8 @@ class Training:
             prepared = next(self._batches, None)
             if prepared is None:
                 return seen, True
-            self._engine.advance(prepared.batch, next(self._rho), next(self._lengths))
+            with self._between_steps:
+                self._engine.advance(prepared.batch, next(self._rho), next(self._lengths))
             seen += prepared.size
             taken = self._engine.step - first
             due = taken >= self._report_every if self._report_every else time.perf_counter() - begun >= _REPORT_INTERVAL

@@ -1,10 +1,13 @@
 """The command: its files and JSON output, interruption and resumption, and one-line errors."""
 
+import errno
 import gzip
 import json
 import os
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,11 +17,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smoothgrad_jax import load_model, save_model
+from smoothgrad_jax import SmoothedLDA, load_model, save_model
 from smoothgrad_jax.app import cli, demo_corpus, progress
 from smoothgrad_jax.app.cli import build_parser, main
 from smoothgrad_jax.app.commands import metrics
 from smoothgrad_jax.data import corpus_folder
+from smoothgrad_jax.data.folder_lock import FolderInUseError
+from smoothgrad_jax.training import checkpoints
+from smoothgrad_jax.training.checkpoints import Checkpoints
 
 ROOT = Path(__file__).parents[2]
 TOPICS = {
@@ -348,23 +354,162 @@ def test_log_json_appends_one_object_per_event(texts, folder, capsys):
     assert "the log cannot be written: No such file or directory; give another file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_an_interrupted_run_is_saved_and_can_be_resumed(texts, folder, number):
-    out = folder / f"interrupted by {number}"
+LOCKS = """
+import sys, time
+from smoothgrad_jax.training.checkpoints import Checkpoints
+from smoothgrad_jax.data.folder_lock import FolderLock
+checkpoints, lock = Checkpoints(sys.argv[1]), FolderLock(sys.argv[2])
+checkpoints.lock()
+print("locked", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_folder_into_which_another_process_writes_is_refused(texts, tmp_path, capsys):
+    out, checkpoints = tmp_path / "out", tmp_path / "checkpoints"
+    command = [sys.executable, "-c", LOCKS, str(checkpoints), str(out)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as child:
+        assert child.stdout.readline() == "locked\n"
+        for arguments in (["fit", str(texts), "--overwrite"], ["sweep", str(texts)]):
+            assert main([*arguments, "--out", str(out), *COMMON]) == 1
+            error = capsys.readouterr().err
+            assert f"out: process {child.pid} on host {socket.gethostname()} has been writing here since" in error
+        with pytest.raises(FolderInUseError, match=f"checkpoints: process {child.pid} on host"):
+            SmoothedLDA(2, checkpoints=checkpoints).fit(np.ones((4, 3)))
+        assert [path.name for path in (*out.iterdir(), *checkpoints.iterdir())] == [".lock"] * 2
+        child.kill()
+    assert main(["fit", str(texts), "--overwrite", "--out", str(out), *COMMON, "--passes", "1"]) == 0
+
+
+@pytest.fixture(name="converted", scope="module")
+def some_corpus_folder(folder, texts):
+    assert main(["convert", str(texts), str(folder / "converted")]) == 0
+    return folder / "converted"
+
+
+def flip_a_byte(path):
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_flipped_byte_of_a_corpus_stops_fit_which_keeps_a_checkpoint(converted, tmp_path, capsys):
+    corpus, out = tmp_path / "corpus", tmp_path / "out"
+    shutil.copytree(converted, corpus)
+    flip_a_byte(corpus / "data.npy")
+    assert main(["fit", str(corpus), "--out", str(out), *COMMON]) == 1
+    error = capsys.readouterr().err
+    assert f"{corpus / 'data.npy'}: damaged: expected the checksum" in error
+    assert "the model is not saved. Restore the corpus and repeat the command with --resume" in error
+    assert not (out / "model.json").exists()
+    assert Checkpoints(out / "checkpoints").latest().step > 0
+    shutil.rmtree(corpus)
+    shutil.copytree(converted, corpus)
+    assert main(["fit", str(corpus), "--out", str(out), *COMMON, "--resume"]) == 0
+    assert load_model(out).lam.shape == (30, 3)
+
+
+def test_verify_reports_every_file_of_a_corpus_a_model_and_its_checkpoints(converted, model, tmp_path, capsys):
+    for source in (converted, model):
+        copy = tmp_path / source.name
+        shutil.copytree(source, copy)
+        assert main(["verify", str(copy)]) == 0
+        files = [path for path in copy.rglob("*.*") if path.is_file() and path.name != ".lock"]
+        *lines, last = capsys.readouterr().out.splitlines()
+        assert last == f"{copy}: {len(files)} files, all intact"
+        assert len(lines) == len(files) >= 5
+        assert all(line.startswith("ok ") for line in lines)
+        for path in files:
+            before = path.read_bytes()
+            flip_a_byte(path)
+            assert main(["verify", str(copy), "--json"]) == 1
+            records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+            assert [record["file"] for record in records if not record["ok"]] == [str(path)]
+            path.write_bytes(before)
+    assert main(["verify", str(tmp_path)]) == 1
+    assert "expected the folder of a corpus, a model, a run or a checkpoint" in capsys.readouterr().err
+
+
+def test_a_full_disk_at_a_checkpoint_costs_no_training(texts, tmp_path, capsys, monkeypatch):
+    real, calls = checkpoints.write_tree, []
+
+    def write_tree(folder, tree):
+        calls.append(folder)
+        if len(calls) <= 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(folder, tree)
+
+    monkeypatch.setattr(checkpoints, "write_tree", write_tree)
+    out = tmp_path / "out"
+    assert main(["fit", str(texts), "--out", str(out), *COMMON, "--checkpoint-every", "1e-9"]) == 0
+    error = capsys.readouterr().err
+    assert error.count("No space left on device; there is no earlier checkpoint") == 2
+    assert len(calls) > 2
+    assert Checkpoints(out / "checkpoints").latest().step == 54
+    assert load_model(out).lam.shape == (30, 3)
+
+
+def test_too_little_space_is_reported_before_training(texts, tmp_path, capsys, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=100))
+    assert main(["fit", str(texts), "--out", str(tmp_path / "out"), *COMMON]) == 1
+    assert "the model needs 360 bytes, and 100 are free; free some space first" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=3_000))
+    assert main(["fit", str(texts), "--out", str(tmp_path / "out"), *COMMON, "--passes", "1"]) == 0
+    assert "bytes, and 3,000 are free; free some space" in capsys.readouterr().err
+
+
+def test_control_characters_of_a_vocabulary_do_not_reach_the_terminal(model, tmp_path, capsys):
+    evil = load_model(model)
+    save_model(tmp_path, evil._replace(vocabulary=["\x1b[2J\x9b1m\u202eword"] * len(evil.lam)))
+    assert main(["topics", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert r"\x1b[2J\x9b1m\u202eword" in out
+    assert not set(out) & {"\x1b", "\x9b", "\u202e"}
+    assert main(["topics", str(tmp_path / "\x1b[2J")]) == 1
+    assert r"\x1b[2J: expected the folder of a model" in capsys.readouterr().err
+
+
+def test_a_full_disk_while_rows_are_written_is_an_error_with_a_name(model, texts, tmp_path):
+    program = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000));"
+        "from smoothgrad_jax.app.cli import main; sys.exit(main())"
+    )
+    out = tmp_path / "theta.npz"
+    command = [sys.executable, "-c", program, "transform", str(model), str(texts), "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 1
+    assert f"smoothgrad transform: {out}: could not be written: File too large; the incomplete file" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+TWICE = [signal.SIGINT] * 2, [signal.SIGTERM] * 2, [signal.SIGHUP, signal.SIGTERM]
+
+
+@pytest.mark.parametrize("numbers", [TWICE[0], *(pytest.param(each, marks=pytest.mark.slow) for each in TWICE[1:])])
+def test_an_interrupted_run_is_saved_and_can_be_resumed(texts, folder, numbers):
+    """The first signal saves the model and a checkpoint, whatever comes after it."""
+    out = folder / f"interrupted by {numbers[0]}"
     command = [sys.executable, "-c", _MAIN, "fit", str(texts), "--out", str(out), *COMMON, "--json"]
     command[command.index("--passes") + 1] = "1000000"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, stderr=subprocess.PIPE) as child:
         child.stdout.readline()  # it trains
         time.sleep(0.2)
-        child.send_signal(number)
+        for number in numbers:
+            child.send_signal(number)
+            time.sleep(0.005)
         out_text, err_text = child.communicate(timeout=60)
-    assert child.returncode == 130, err_text
+    assert child.returncode == 128 + numbers[0], err_text
     last = json.loads(out_text.splitlines()[-1])
     assert last["event"] == "interrupted"
     assert "repeat the command with --resume to continue" in err_text
     assert load_model(out).lam.shape == (30, 3)
-    if number == signal.SIGINT:
+    assert Checkpoints(out / "checkpoints").latest().step == last["step"]
+    if numbers[0] == signal.SIGINT:
         passes = round((last["step"] + 20) * 32 / 285) + 1
         assert main(["fit", str(texts), "--out", str(out), "--resume", "--json", "--passes", str(passes)]) == 0
         assert load_model(out).history[-1]["step"] > last["step"]
@@ -376,9 +521,7 @@ def test_help_imports_no_numpy_and_no_jax():
         "assert not {'jax', 'numpy', 'scipy', 'sklearn', 'tqdm'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, cwd=ROOT)
-    assert {"demo", "fit", "topics", "transform", "groups", "similar", "score", "sweep", "report", "convert"} <= set(
-        build_parser()._subparsers._group_actions[0].choices
-    )
+    assert set(cli.COMMANDS) <= set(build_parser()._subparsers._group_actions[0].choices)
 
 
 def test_every_command_has_help(capsys):
@@ -670,20 +813,3 @@ def test_a_terminal_sees_one_bar():
     assert "100%" in last
     assert "1.00 passes, 1,234 documents/s, held-out -7.5000" in last
     assert stream.text.count("\n") == 1
-
-
-def test_an_interrupt_during_garbage_collection_comes_later():
-    """Python ignores exceptions of the function that jax runs there."""
-
-    def _xla_gc_callback():
-        cli.interrupt(signal.SIGINT, sys._getframe())
-
-    previous = signal.signal(signal.SIGINT, cli.interrupt)
-    try:
-        _xla_gc_callback()  # raises nothing
-        with pytest.raises(KeyboardInterrupt):
-            time.sleep(5)
-        with pytest.raises(KeyboardInterrupt):
-            cli.interrupt(signal.SIGINT, sys._getframe())
-    finally:
-        signal.signal(signal.SIGINT, previous)

@@ -256,6 +256,42 @@ def test_forged_labels_are_not_loaded(tmp_path, labels):
         load_model(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"settings": {"tokens": {"stop_words": "/etc/passwd"}}}, r"settings\.tokens\.stop_words must be a list, got"),
+        ({"settings": {"tokens": {"ngram_range": [1]}}}, r"settings\.tokens\.ngram_range must be a list of 2"),
+        ({"settings": {"method": "magic"}}, r"settings\.method must be 'sampled' or"),
+        ({"settings": 3}, "settings must be an object, got 3"),
+        ({"history": [{"score": "best"}]}, r"history\[0\]\.score must be a number, got 'best'"),
+        ({"num_docs": "many"}, "num_docs must be a finite number above 0"),
+        ({"files": {"lam.npy": []}}, r"files\.lam\.npy must be an object"),
+    ],
+)
+def test_a_forged_description_is_refused_by_the_name_of_its_entry(tmp_path, change, message):
+    """A model holds its stop words: the name of a file would be read on the computer of whoever loads the model."""
+    save_model(tmp_path, a_model())
+    metadata = json.loads((tmp_path / "model.json").read_text())
+    del metadata["checksum"]
+    (tmp_path / "model.json").unlink()
+    durable_files.write_json(tmp_path / "model.json", metadata | change)
+    with pytest.raises(LoadError, match=rf"model\.json: .*{message}"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["lam.npy", "vocabulary.txt", "model.json"])
+@pytest.mark.parametrize("target", [None, "/dev/zero", "/etc/passwd"])
+def test_a_pipe_a_device_or_a_file_elsewhere_is_not_read(tmp_path, name, target):
+    save_model(tmp_path, a_model())
+    (tmp_path / name).unlink()
+    if target is None:
+        os.mkfifo(tmp_path / name)
+    else:
+        (tmp_path / name).symlink_to(target)
+    with pytest.raises(LoadError, match=rf"{name}: (expected a regular file|is a link that leads out of its folder)"):
+        load_model(tmp_path)
+
+
 def test_folders_without_a_model_are_named(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()

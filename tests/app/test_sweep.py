@@ -219,7 +219,7 @@ def test_an_interrupted_sweep_leaves_checkpoints_and_no_processes(texts, tmp_pat
     assert len(list(out.glob("runs/*/checkpoints/*-step-*/checkpoint.json"))) == 2
     assert "Traceback" not in err
     if number == signal.SIGTERM:
-        assert child.returncode == 130
+        assert child.returncode == 128 + number
         assert "0 of 2 runs finished; repeat the command with --resume to continue" in err
 
 
@@ -236,7 +236,7 @@ def test_a_run_whose_process_is_killed_does_not_end_the_others(texts, tmp_path):
         assert next(each for each in records if each["event"] == "score")["run"] != failed["run"]
         child.send_signal(signal.SIGTERM)
         child.communicate(timeout=60)
-    assert child.returncode == 130
+    assert child.returncode == 128 + signal.SIGTERM
 
 
 def test_a_sweep_that_does_not_fit_on_the_disk_is_refused(texts, tmp_path, monkeypatch, capsys):

@@ -541,6 +541,23 @@ def forge(path, **changes):
     durable_files.write_json(file, manifest | changes)
 
 
+def replace_by_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def replace_by_link(path, target):
+    path.unlink()
+    path.symlink_to(target)
+
+
+def alter(path, name, position, value):
+    """Change an element of an array, as a folder from someone else could have it: with the same size and no check."""
+    array = np.load(path / name, mmap_mode="r+")
+    array[position] = value
+    array.flush()
+
+
 DAMAGE = [
     (lambda path: shutil.rmtree(path), "manifest.json: missing; every smoothgrad corpus has this file"),
     (lambda path: (path / "manifest.json").write_bytes(b"\xff{"), "manifest.json: damaged, or not a smoothgrad corpus"),
@@ -566,6 +583,16 @@ DAMAGE = [
         "from 0 to 12, got 0 to 0",
     ),
     (lambda path: change(path / "vocabulary.txt", b"moon\n", b"moon "), "vocabulary.txt: damaged: expected 4 words"),
+    (lambda path: forge(path, num_words=0), "manifest.json: damaged: num_words must be an integer from 1 to"),
+    (lambda path: forge(path, num_words=-5), "manifest.json: damaged: num_words must be an integer from 1 to"),
+    (lambda path: forge(path, num_words=200_000_000), "indices.npy: damaged: uint16 are not the ids of 200000000"),
+    (lambda path: forge(path, num_tokens=None), "num_tokens must be a finite number of at least 0, got None"),
+    (lambda path: forge(path, dropped={}), "dropped.tokens_outside_vocabulary is missing"),
+    (lambda path: forge(path, files={"data.npy": {"bytes": 1}}), r"files\.data\.npy\.crc32 is missing"),
+    (lambda path: replace_by_pipe(path / "data.npy"), "data.npy: expected a regular file, got a folder, a pipe or a"),
+    (lambda path: replace_by_pipe(path / "manifest.json"), "manifest.json: expected a regular file, got a folder, a"),
+    (lambda path: replace_by_link(path / "data.npy", "/dev/zero"), "data.npy: is a link that leads out of its folder"),
+    (lambda path: replace_by_link(path / "vocabulary.txt", "/etc/passwd"), "vocabulary.txt: is a link that leads out"),
 ]
 
 
@@ -593,6 +620,39 @@ def test_any_change_of_a_byte_is_detected(folder, tmp_path_factory, data):
     if path.name != "manifest.json":
         with pytest.raises(CorpusError, match="damaged"):
             open_folder(copy, verify=True)
+
+
+@pytest.mark.parametrize("value", [-3, 5, 10**12])
+def test_offsets_that_fall_are_refused(folder, tmp_path, value):
+    """Compiled code would read and write outside of its arrays."""
+    shutil.copytree(folder, tmp_path / "copy")
+    alter(tmp_path / "copy", "indptr.npy", 2, value)
+    with pytest.raises(CorpusError, match=r"indptr\.npy: damaged: the entries of document [12] are "):
+        open_folder(tmp_path / "copy")
+
+
+FLOATS = np.array([[1.5, 0, 2], [0, 3, 0], [1, 1, 1]])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("data.npy", np.nan, "the count of word 1 is nan"),
+        ("data.npy", -3, r"the count of word 1 is -3\.0"),
+        ("data.npy", 3e38, r"the count of word 1 is 3"),
+        ("indices.npy", 7, r"word id 7 is out of range 0 … 2"),
+    ],
+)
+def test_bad_entries_are_refused_where_they_are_used(tmp_path, name, value, message):
+    convert(Counts([FLOATS]), tmp_path / "in")
+    alter(tmp_path / "in", name, 2, value)
+    with pytest.raises(CorpusError, match=f"in: damaged: document 1: {message}"):
+        convert(open_source(tmp_path / "in"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    corpus = open_folder(tmp_path / "in").corpus
+    for use in (corpus.word_counts, lambda: corpus.select([1])):
+        with pytest.raises(ValueError, match=f"document 1: {message}"):
+            use()
 
 
 def test_verify_accepts_a_complete_folder(folder):

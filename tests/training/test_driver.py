@@ -423,3 +423,74 @@ def test_no_batches_at_all(lam):
     training = fit(itertools.chain(), LDA(0.3, 0.2, D), lam)
     assert list(training) == []
     np.testing.assert_allclose(training.params, lam)
+
+
+def test_another_thread_reads_the_parameters_of_a_run_in_progress(X, lam):
+    """A step overwrites the state: a reader waits for the step in progress."""
+    training = fit(X, LDA(0.3, 0.2, D), lam, batch_size=B, key=KEY, steps=400, report_every=400, threads=2)
+    found, errors = [], []
+
+    def read():
+        try:
+            while not found or found[-1][0] < 400:
+                found.append((training.step, np.asarray(training.params)))
+        except Exception as error:
+            errors.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    training.finish()
+    reader.join(60)
+    assert errors == []
+    assert len({step for step, _ in found}) > 5
+    assert all(np.isfinite(params).all() and (params > 0).all() for _, params in found)
+
+
+FORKED = """
+import multiprocessing, sys, warnings
+import jax, numpy as np
+from smoothgrad_jax import LDA, fit, init_topics
+X = np.random.default_rng(0).poisson(0.3, (200, 80))
+def train():
+    lam = init_topics(jax.random.key(0), 80, 4)
+    fit(X, LDA(0.3, 0.2, 200), lam, batch_size=10, key=jax.random.key(5), steps=2).finish()
+def refused(lam, key):
+    try:
+        fit(X, LDA(0.3, 0.2, 200), lam, batch_size=10, key=key, steps=2).finish()
+    except RuntimeError as error:
+        print(error)
+warnings.simplefilter("ignore")  # jax warns of the fork
+context = multiprocessing.get_context("fork")
+first = context.Process(target=train)  # jax has not started
+first.start()
+first.join()
+assert first.exitcode == 0
+lam, key = np.asarray(init_topics(jax.random.key(0), 80, 4)), jax.random.key(5)
+child = context.Process(target=refused, args=(lam, key))
+child.start()
+child.join(60)
+child.kill()
+sys.exit(child.exitcode)
+"""
+
+
+def test_a_process_that_was_forked_after_jax_had_started_is_refused():
+    program = [sys.executable, "-c", FORKED]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "this process was forked after jax had started" in done.stdout
+    assert 'multiprocessing.get_context("spawn")' in done.stdout
+
+
+def test_a_corpus_without_words_is_refused(lam):
+    empty, options = np.zeros((D, V)), {"batch_size": B, "key": KEY}
+    with pytest.raises(ValueError, match=f"no document has a word: all {D} documents are empty"):
+        fit(empty, LDA(0.3, 0.2, D), lam, **options)
+    empty[3, 5] = 1
+    with pytest.raises(ValueError, match="no document has a word: all 2 documents are empty"):
+        fit(empty, LDA(0.3, 0.2, D), lam, documents=[1, 2], **options)
+
+
+def test_an_absurd_number_of_threads_is_refused(X, lam):
+    with pytest.raises(ValueError, match="threads must be at most 1,024, got 1000000000000000000"):
+        fit(X, LDA(0.3, 0.2, D), lam, batch_size=B, key=KEY, threads=10**18)

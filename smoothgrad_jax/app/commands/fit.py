@@ -4,12 +4,11 @@ import logging
 from argparse import Namespace
 from pathlib import Path
 
-from smoothgrad_jax.app import runs, saved_models
+from smoothgrad_jax.app import runs, saved_models, signals
 from smoothgrad_jax.app.cli import given_settings
 from smoothgrad_jax.app.commands import metrics
 from smoothgrad_jax.app.commands.inputs import open_corpus, provenance, word_options
 from smoothgrad_jax.app.commands.output import (
-    INTERRUPTED,
     CommandError,
     check_folder,
     emit,
@@ -18,10 +17,11 @@ from smoothgrad_jax.app.commands.output import (
     print_topics,
     size_of,
 )
-from smoothgrad_jax.app.commands.training import new_run, saved_model, train
+from smoothgrad_jax.app.commands.training import check_space, new_run, saved_model, train
 from smoothgrad_jax.app.event_log import event
 from smoothgrad_jax.app.program_cache import stored_programs
-from smoothgrad_jax.data.durable_files import LoadError
+from smoothgrad_jax.data import folder_lock
+from smoothgrad_jax.data.durable_files import LoadError, SumCheck
 from smoothgrad_jax.data.errors import plural
 from smoothgrad_jax.training.checkpoints import Checkpoint, Checkpoints
 from smoothgrad_jax.training.settings import Settings
@@ -32,14 +32,22 @@ _TOPICS_SHOWN, _WORDS_SHOWN = 20, 10
 @stored_programs()
 def run(args: Namespace) -> int:
     """Train, save the model, and print its topics."""
+    check_folder(Path(args.out))
+    with folder_lock.locked(args.out):
+        return _run(args)
+
+
+def _run(args: Namespace) -> int:
     out, given = Path(args.out), given_settings(args)
     checkpoints = Checkpoints(out / "checkpoints")
     last = _last_checkpoint(out, checkpoints, args)
     earlier = last.settings if last else {}
     if last:
         runs.check_settings(earlier, given)
-    settings = Settings.from_json({**earlier, "threads": None}, **given)
+    settings = Settings.from_json(runs.stored_settings(last).as_json() if last else {}, **given)
     stored = open_corpus(args, last)
+    files = stored.manifest.get("files")  # of a corpus folder, which are checked while the run reads them
+    sums = SumCheck(args.inputs[0], files) if files else None
     settings = settings.resolve(stored.corpus.num_docs)
     chosen = word_options(args)
     if not chosen.keys() - {"tokenizer"}:  # a tokenizer is given again to resume; see `open_corpus`
@@ -56,9 +64,11 @@ def run(args: Namespace) -> int:
     if last and training.step >= training.steps:
         log(f"{out}: the run is complete after {plural(training.steps, 'step')}; give more --passes to continue")
     event("start", step=training.step, steps=training.steps, model=str(out), settings=training.settings_json())
-    code = train(training, args.json, checkpoints, out / metrics.FILE_NAME)
-    model = saved_model(training, stored)._replace(labels=labels)
-    saved_models.save_model(out, model)
+    check_space(training, stored.corpus, checkpoints)
+    with signals.deferred():
+        code = train(training, args.json, checkpoints, out / metrics.FILE_NAME, sums)
+        model = saved_model(training, stored)._replace(labels=labels)
+        saved_models.save_model(out, model)
     latest = training.history[-1] if training.history else {}
     quality = model.quality.summary() if model.quality else {}
     summary = {"model": str(out)} | latest | {"step": training.step} | quality
@@ -68,9 +78,9 @@ def run(args: Namespace) -> int:
     else:
         print_topics(model, _WORDS_SHOWN, _TOPICS_SHOWN)
         print(f"model: {out}")
-        if code != INTERRUPTED:
+        if code < 128:
             print(f"next: smoothgrad report {out}")
-    if code == INTERRUPTED:
+    if code > 128:
         log(
             f"interrupted at step {training.step:,} of {training.steps:,}; repeat the command with --resume to continue"
         )
@@ -90,16 +100,17 @@ def _earlier_labels(out: Path) -> dict[int, str] | None:
 
 def _last_checkpoint(out: Path, checkpoints: Checkpoints, args: Namespace) -> Checkpoint | None:
     """Return the checkpoint to resume, or None for a new run; raise an error if that would overwrite files."""
-    check_folder(out)
+    check_folder(checkpoints.folder)
+    others = {path.name for path in out.iterdir()} - {folder_lock.NAME}
     if args.overwrite:
-        if out.is_dir() and any(out.iterdir()) and not ((out / "model.json").exists() or checkpoints.folder.is_dir()):
+        if others and not ((out / "model.json").exists() or checkpoints.folder.is_dir()):
             raise CommandError(f"{out}: is neither a model nor the folder of a run; --overwrite replaces only these")
         return None
     last = checkpoints.latest()
     if last and not args.resume:
         raise CommandError(f"{out}: contains a run; --resume continues it, --overwrite replaces it")
     # A run that was killed before its first checkpoint leaves only the folder of checkpoints and the metrics.
-    if not last and out.is_dir() and {path.name for path in out.iterdir()} - {"checkpoints", metrics.FILE_NAME}:
+    if not last and others - {"checkpoints", metrics.FILE_NAME}:
         what = "contains no checkpoint to resume from" if args.resume else "is not empty"
         raise CommandError(f"{out}: {what}; give another folder, or --overwrite to replace a model")
     for problem in last.damaged if last else ():

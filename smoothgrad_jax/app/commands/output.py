@@ -21,7 +21,6 @@ from smoothgrad_jax.data.errors import plural
 from smoothgrad_jax.data.local_files import is_url
 from smoothgrad_jax.models.topic_quality import effective_topics
 
-INTERRUPTED = 130  # exit code
 _FEW_WORDS = 0.05  # a topic with less than this fraction of the mean prevalence holds few words
 FEW_USED = 0.5  # of all topics: with fewer effective topics the user is told
 
@@ -50,7 +49,7 @@ def emit(record: dict[str, Any]) -> None:
 
 def event_of(code: int) -> str:
     """Return the name of the event that ends a run with this exit code."""
-    return {0: "done", INTERRUPTED: "interrupted"}.get(code, "failed")
+    return {0: "done", 1: "failed"}.get(code, "interrupted")
 
 
 def size_of(stored: CountedCorpus) -> str:
@@ -96,7 +95,7 @@ def print_topics(model: SavedModel, num_words: int, max_topics: int | None = Non
         remarks = "; ".join(quality.remarks(k)) if quality else ""
         label = f"{model.labels[k]}: " if model.labels and k in model.labels else ""
         line = f"{k:5d} {100 * prevalence[k]:10.1f}%{coherence}  {label}{' '.join(word for word, _ in words[k])}"
-        print(line + (f"  ({remarks})" if remarks else ""))
+        print(printable(line + (f"  ({remarks})" if remarks else "")))
     if len(order) > len(shown):
         print(f"      … and {plural(len(order) - len(shown), 'smaller topic')}")
     used = quality.effective_topics if quality else effective_topics(prevalence)

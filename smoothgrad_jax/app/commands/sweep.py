@@ -24,12 +24,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from smoothgrad_jax.app import runs, saved_models
+from smoothgrad_jax.app import runs, saved_models, signals
 from smoothgrad_jax.app.cli import given_settings
 from smoothgrad_jax.app.commands.inputs import open_corpus, provenance
 from smoothgrad_jax.app.commands.output import (
     FEW_USED,
-    INTERRUPTED,
     CommandError,
     check_folder,
     emit,
@@ -40,13 +39,13 @@ from smoothgrad_jax.app.commands.output import (
 from smoothgrad_jax.app.commands.parallel_runs import Message, RunTask, Started, train_runs
 from smoothgrad_jax.app.commands.sweep_estimate import Estimate, check_disk, estimate
 from smoothgrad_jax.app.commands.sweep_picture import Curve, draw
-from smoothgrad_jax.app.commands.training import sigterm_as_ctrl_c
 from smoothgrad_jax.app.configuration_choice import Choice, Configuration, choose
 from smoothgrad_jax.app.event_log import event
 from smoothgrad_jax.app.program_cache import stored_programs
 from smoothgrad_jax.app.progress import clock
 from smoothgrad_jax.app.saved_models import SavedModel
 from smoothgrad_jax.core.errors import OptionError
+from smoothgrad_jax.data import folder_lock
 from smoothgrad_jax.data.corpus_folder import CountedCorpus
 from smoothgrad_jax.data.durable_files import replacing
 from smoothgrad_jax.data.errors import plural
@@ -66,6 +65,11 @@ def run(args: Namespace) -> int:
     """Train the runs that are not finished; write and print the results and a recommendation."""
     out, grid = Path(args.out), _grid(args)
     _check_out(out, args.resume)
+    with folder_lock.locked(out):
+        return _run(args, out, grid)
+
+
+def _run(args: Namespace, out: Path, grid: Sequence[Settings]) -> int:
     stored = open_corpus(args)
     metadata = provenance(stored)
     tasks = [_task(out, settings.resolve(stored.corpus.num_docs)) for settings in grid]
@@ -167,25 +171,24 @@ def _is_finished(task: RunTask, metadata: Mapping[str, Any]) -> bool:
 
 def _train(tasks: Sequence[RunTask], stored: CountedCorpus, metadata: dict[str, Any], args: Namespace) -> int:
     """Train runs, after an estimate of time and memory; return the exit code."""
-    with sigterm_as_ctrl_c():
+    try:
+        expected = estimate(tasks, stored, metadata, args.jobs)
+        log(expected.describe())
+        check_disk(Path(args.out), expected.disk)
+        event("start", runs=len(tasks), **expected._asdict())
+        if args.json:
+            emit({"event": "start", "runs": len(tasks), **expected._asdict()})
+        tasks = [task._replace(settings=replace(task.settings, threads=expected.threads)) for task in tasks]
+        watcher = _Watcher(tasks, expected, args.json)
         try:
-            expected = estimate(tasks, stored, metadata, args.jobs)
-            log(expected.describe())
-            check_disk(Path(args.out), expected.disk)
-            event("start", runs=len(tasks), **expected._asdict())
-            if args.json:
-                emit({"event": "start", "runs": len(tasks), **expected._asdict()})
-            tasks = [task._replace(settings=replace(task.settings, threads=expected.threads)) for task in tasks]
-            watcher = _Watcher(tasks, expected, args.json)
-            try:
-                train_runs(tasks, stored, metadata, jobs=expected.jobs, notify=watcher.notify)
-            finally:
-                watcher.close()
-        except KeyboardInterrupt:
-            return INTERRUPTED
-        except NotFiniteError as error:  # during the measurement
-            log(str(error))
-            return 1
+            train_runs(tasks, stored, metadata, jobs=expected.jobs, notify=watcher.notify)
+        finally:
+            watcher.close()
+    except KeyboardInterrupt:
+        return signals.exit_code()
+    except NotFiniteError as error:  # during the measurement
+        log(str(error))
+        return 1
     return 1 if watcher.failed else 0
 
 

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from smoothgrad_jax.app.commands.output import CommandError, check_file
 from smoothgrad_jax.data.documents import Metadata, Value
-from smoothgrad_jax.data.durable_files import replacing
+from smoothgrad_jax.data.durable_files import replacing, saving
 
 SUFFIXES = (".tsv", ".csv", ".jsonl", ".npz", ".parquet")
 THETA = "theta"  # the column with the topic proportions, a matrix
@@ -70,7 +70,8 @@ def table_writer(
         sys.stdout.buffer.flush()
         return
     suffix = Path(out).suffix
-    with replacing(out) as temporary, temporary.open("wb") as file:
+    removed = "the incomplete file has been removed; free some space, or choose another folder"
+    with saving(out, lambda: removed), replacing(out) as temporary, temporary.open("wb") as file:
         if suffix == ".npz":
             with _array_writer(file) as write:
                 yield write
