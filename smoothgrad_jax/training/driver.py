@@ -28,6 +28,7 @@ from smoothgrad_jax.core._threads import submit
 from smoothgrad_jax.core.adaptive import Adaptive
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.model import Model, ScoringModel, as_model, check_key
+from smoothgrad_jax.core.platforms import default_platform
 from smoothgrad_jax.core.schedules import robbins_monro
 from smoothgrad_jax.core.svi import check_rho
 from smoothgrad_jax.core.types import ArrayLike, LocalStep, PRNGKey, PyTree, Schedule, Warmup
@@ -139,7 +140,9 @@ def fit(
     model = as_model(model, prior)
     check_key(model, key)
     source = open_minibatches(data, model, batch_size, key, replace, documents)
-    options = EngineOptions(window, warmup, slots, threads, key, source.num_words, source.entries_per_batch)
+    options = EngineOptions(
+        window, warmup, slots, threads, key, source.num_words, source.entries_per_batch, default_platform()
+    )
     _check_count("threads", threads)
     if score_every is not None and held_out is None:
         raise OptionError("score_every", "has no effect without held_out")
