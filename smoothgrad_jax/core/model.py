@@ -206,9 +206,9 @@ def uses_documents(model: Model) -> bool:
     return isinstance(model, DocumentModel) and bool(model.uses_documents)
 
 
-def for_platform(model: _AnyModel, platform: str) -> _AnyModel:
-    """Return the model with the local step for a platform, if it has several; else the model as it is."""
-    return model.for_platform(platform) if isinstance(model, PlatformModel) else model
+def for_platform(model: _AnyModel, platform: str | None) -> _AnyModel:
+    """Return the model with the local step for a platform, if it has several and the platform is known."""
+    return model.for_platform(platform) if isinstance(model, PlatformModel) and platform is not None else model
 
 
 def is_batched(model: Model) -> bool:

@@ -35,7 +35,8 @@ from jax import lax
 from smoothgrad_jax.core import window as _window
 from smoothgrad_jax.core.adaptive import Adaptive
 from smoothgrad_jax.core.errors import OptionError
-from smoothgrad_jax.core.model import Model, as_model, check_key
+from smoothgrad_jax.core.model import Model, as_model, check_key, for_platform
+from smoothgrad_jax.core.platforms import platform_of
 from smoothgrad_jax.core.types import ArrayLike, DTypeLike, LocalStep, Numeric, PRNGKey, PyTree, Schedule, Warmup
 from smoothgrad_jax.core.window import Moving, Window, WindowState
 from smoothgrad_jax.core.window_kind import check_number
@@ -233,6 +234,7 @@ def run_steps(
     check_key(model, key)
     if not hasattr(state, "window"):
         raise ValueError(f"expected a state, got {type(state).__name__}; init(params, capacity) makes one")
+    model = for_platform(model, platform_of(state.params))
     steps = state.step + jnp.arange(_num_steps(batches), dtype=jnp.int32)
     rhos, lengths = _rho_per_step(rho, steps), _per_step("length", length, steps)
     state.window.kind.check_lengths(lengths)
@@ -283,6 +285,7 @@ def sweep(
     kind = Moving(max((length for length in lengths if length != math.inf), default=0), dtype)
     kind.check_lengths(lengths)
     params = jax.tree.map(jnp.asarray, params)
+    model = for_platform(model, platform_of(params))
     size = len(lengths)
     _check_memory(size * _nbytes(jax.eval_shape(kind.init, params)), size, kind.capacity, memory_limit)
     rhos = _rho_per_step(rho, jnp.arange(_num_steps(batches), dtype=jnp.int32))
