@@ -29,6 +29,7 @@ from smoothgrad_jax.core._threads import check_not_forked, submit
 from smoothgrad_jax.core.adaptive import Adaptive
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.model import Model, ScoringModel, as_model, check_key
+from smoothgrad_jax.core.platforms import default_platform
 from smoothgrad_jax.core.schedules import robbins_monro
 from smoothgrad_jax.core.svi import check_rho
 from smoothgrad_jax.core.types import ArrayLike, LocalStep, PRNGKey, PyTree, Schedule, Warmup
@@ -147,7 +148,9 @@ def fit(
     model = as_model(model, prior)
     check_key(model, key)
     source = open_minibatches(data, model, batch_size, key, replace, documents)
-    options = EngineOptions(window, warmup, slots, threads, key, source.num_words, source.entries_per_batch)
+    options = EngineOptions(
+        window, warmup, slots, threads, key, source.num_words, source.entries_per_batch, default_platform()
+    )
     if (_check_count("threads", threads) or 1) > MAX_THREADS:
         raise OptionError("threads", f"must be at most {MAX_THREADS:,}, got {threads}")
     for name, value in (("score", score), ("score_every", score_every)):
