@@ -205,8 +205,8 @@ def _draw(weights, beta, u, num_topics):
         )
         k, rest = lax.optimization_barrier((k + size * number, rest))
     at = partial(lax.dynamic_slice, slice_sizes=(1, 1))
-    places = range(0, weights.shape[1], sizes[0])
-    number, _ = _search([(at(weights, (0, k + i)) * at(beta, (0, k + i)))[0, 0] for i in places], rest)
+    zero, places = jnp.int32(0), range(0, weights.shape[1], sizes[0])
+    number, _ = _search([(at(weights, (zero, k + i)) * at(beta, (zero, k + i)))[0, 0] for i in places], rest)
     # Rounding may leave a rest that exceeds the sum of a lane, whose last numbers may be padding.
     return k + sizes[0] * jnp.minimum(number, (num_topics - 1 - k) // sizes[0])
 
