@@ -9,6 +9,7 @@ the command runs. The options of a run come from :class:`smoothgrad_jax.training
 | 0         | success                                                                               |
 | 1         | invalid input, model or folder; the error message is one line                         |
 | 2         | an option is invalid, or has no effect beside others; the error message is one line   |
+| 134       | ``fit --distributed``: ended by jax (SIGABRT), because another process died           |
 | 130       | interrupted by Ctrl-C, or by SIGTERM while ``fit``, ``sweep`` or ``demo`` trains.     |
 |           | The result of the training so far is saved, and ``fit --resume`` continues it;        |
 |           | interrupted at another time, a command saves nothing                                  |
@@ -55,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         print("smoothgrad: interrupted", file=sys.stderr)
+        _leave(args, 130)
         return 130
 
 
@@ -100,7 +102,16 @@ def _run(args: argparse.Namespace) -> int:
     except (CommandError, ValueError, OSError) as error:  # includes LoadError and SaveError
         message = str(error)
     print(f"smoothgrad {args.command}: {message}", file=sys.stderr)
+    _leave(args, code)
     return code
+
+
+def _leave(args: argparse.Namespace, code: int) -> None:
+    """End the process at once after an error, if it is one of several, so that the others do not wait for it."""
+    if getattr(args, "distributed", False):
+        from smoothgrad_jax.training import distributed
+
+        distributed.leave(code)
 
 
 def given_settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -139,6 +150,11 @@ def _fit_options(parser: argparse.ArgumentParser) -> None:
     existing = parser.add_mutually_exclusive_group()
     existing.add_argument("--resume", action="store_true", help="continue from the last checkpoint in MODEL")
     existing.add_argument("--overwrite", action="store_true", help="replace an existing model in MODEL")
+    parser.add_argument(
+        "--distributed",
+        action="store_true",
+        help="one of several processes, which srun, mpirun, torchrun or smoothgrad launch starts; --threads: of each",
+    )
     _add_settings(parser.add_argument_group("training"))
     _add_words(parser)
     _add_json(parser)
@@ -195,6 +211,11 @@ def _convert_options(parser: argparse.ArgumentParser) -> None:
     _add_json(parser)
 
 
+def _launch_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-n", "--processes", type=_positive, required=True, metavar="P", help="number of processes")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="fit …", help="the command, with its options")
+
+
 class Command(NamedTuple):
     """A command: its help text and the function that adds its options to a parser."""
 
@@ -211,6 +232,7 @@ COMMANDS = {
     "sweep": Command("compare the held-out curves of several windows", _sweep_options),
     "report": Command("write one HTML file with the topics of a model", _report_options),
     "convert": Command("convert a corpus to memory-mapped arrays", _convert_options),
+    "launch": Command("run fit in several processes on this machine, for tests", _launch_options),
 }
 
 

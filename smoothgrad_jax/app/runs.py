@@ -19,6 +19,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse
+from jax.sharding import Mesh
 
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.schedules import robbins_monro
@@ -28,7 +29,7 @@ from smoothgrad_jax.models.lda import inference, priors
 from smoothgrad_jax.models.lda.methods import Variational, named_method
 from smoothgrad_jax.models.lda.model import LDA
 from smoothgrad_jax.models.lda.topics import seed_topics
-from smoothgrad_jax.training import driver
+from smoothgrad_jax.training import distributed, driver
 from smoothgrad_jax.training.checkpoints import Checkpoint, Checkpoints, check_same
 from smoothgrad_jax.training.driver import Progress
 from smoothgrad_jax.training.settings import OPTIONS, Settings, default_alpha, window_object
@@ -220,6 +221,8 @@ class Run:
       held_out: Counts of the documents to score, or None.
       checkpoint: A checkpoint to continue from.
       metadata: Further entries that checkpoints store with the settings, such as a fingerprint of the corpus.
+      mesh: Devices to train on, see :func:`smoothgrad_jax.fit`. If they belong to several processes, each of these
+        makes the same run.
 
     Attributes:
       steps: Number of steps of the complete run.
@@ -242,8 +245,9 @@ class Run:
         held_out: Corpus | scipy.sparse.sparray | scipy.sparse.spmatrix | None = None,
         checkpoint: Checkpoint | None = None,
         metadata: Mapping[str, Any] | None = None,
+        mesh: Mesh | None = None,
     ) -> None:
-        self._settings, self._metadata = settings, dict(metadata or {})
+        self._settings, self._metadata, self._mesh = settings, dict(metadata or {}), mesh
         self.documents = documents
         self._num_docs = corpus.num_docs if documents is None else len(documents)
         assert settings.batch_size is not None, "the settings must be resolved"
@@ -275,8 +279,9 @@ class Run:
             held_out=held_out,
             score_every=None if held_out is None else self._score_every(),
             report_every=max(_STEPS_PER_UPDATE, self.steps // _PRIOR_UPDATES) if self._learner else None,
-            threads=settings.threads,
+            threads=settings.threads if mesh is None else None,  # one thread per device of the mesh
             slots=settings.slots,
+            mesh=mesh,
         )
 
     @property
@@ -346,7 +351,7 @@ class Run:
         finished, written = False, time.monotonic()
         try:
             for _ in watch(self.reports()):
-                if checkpoints and every and time.monotonic() - written >= every:
+                if checkpoints and every and self._agree(time.monotonic() - written >= every):
                     self._write(checkpoints)
                     written = time.monotonic()
             finished = True
@@ -355,6 +360,14 @@ class Run:
         if checkpoints and not (finished and (not every or self._is_complete)):
             self._write(checkpoints)
         return finished
+
+    def interrupt(self) -> None:
+        """End the training as Ctrl-C does, after the step in progress and in all processes; for signal handlers."""
+        self._training.interrupt()
+
+    def _agree(self, is_due: bool) -> bool:
+        """Return what the clock of process 0 says, if several processes train."""
+        return is_due if self._mesh is None else bool(distributed.from_process_0(is_due))
 
     def settings_json(self) -> dict[str, Any]:
         """Return the settings and the metadata as JSON values, for a model or a checkpoint."""

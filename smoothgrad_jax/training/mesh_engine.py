@@ -139,7 +139,11 @@ class MeshEngine:
         check_not_donated(start.parts)
         first = start.parts[0]
         check_window(first.window, options)
-        self._num_words, self._rule = int(start.num_words), start.rule
+        self._num_words = int(start.num_words)
+        if start.rule is not None:  # of a checkpoint: views of its files
+            self._rule = start.rule._replace(
+                state=jax.tree.map(jnp.array, start.rule.state), pending=tuple(map(jnp.array, start.rule.pending))
+            )
         matrix, rest = first.params
         self._set_layout(matrix, rest, first.window.kind)
         parts = [mesh_step.part_of(start, device, self._mesh.size, self._axes) for device, _ in self._devices]

@@ -1,7 +1,17 @@
-"""``smoothgrad fit``: train a model on a corpus, with checkpoints."""
+"""``smoothgrad fit``: train a model on a corpus, with checkpoints, in one process or in several.
 
+With ``--distributed`` every process runs this command on the same files. Process 0 prints, and saves the model.
+"""
+
+import os
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
 
 from smoothgrad_jax.app import runs, saved_models
 from smoothgrad_jax.app.cli import given_settings
@@ -18,6 +28,7 @@ from smoothgrad_jax.app.commands.output import (
 )
 from smoothgrad_jax.app.commands.training import new_run, saved_model, train
 from smoothgrad_jax.data.errors import plural
+from smoothgrad_jax.training import distributed
 from smoothgrad_jax.training.checkpoints import Checkpoint, Checkpoints
 from smoothgrad_jax.training.settings import Settings
 
@@ -26,6 +37,31 @@ _TOPICS_SHOWN, _WORDS_SHOWN = 20, 10
 
 def run(args: Namespace) -> int:
     """Train, save the model, and print its topics."""
+    if not args.distributed:
+        return _fit(args)
+    distributed.start(devices=args.threads or 1)
+    try:
+        with _quiet(unless=jax.process_index() == 0):
+            code = _fit(args, distributed.mesh())
+            distributed.wait_for_all()
+            return code
+    except jax.errors.JaxRuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise CommandError(f"process {jax.process_index()}: the exchange with the others failed: {reason}") from error
+
+
+@contextmanager
+def _quiet(unless: bool) -> Iterator[None]:
+    """Print nothing; an error that leaves the block is printed."""
+    with open(os.devnull, "w") as nowhere:
+        if unless:
+            yield
+        else:
+            with redirect_stdout(nowhere), redirect_stderr(nowhere):
+                yield
+
+
+def _fit(args: Namespace, mesh: Mesh | None = None) -> int:
     out, given = Path(args.out), given_settings(args)
     checkpoints = Checkpoints(out / "checkpoints")
     last = _last_checkpoint(out, checkpoints, args)
@@ -39,15 +75,21 @@ def run(args: Namespace) -> int:
     metadata = provenance(stored) | ({"word_options": chosen} if chosen else {})
     if last:
         runs.check_resumable(last, settings, metadata)
-    training = new_run(stored, settings, metadata, last)
+    if mesh is not None:
+        distributed.check_same(settings.as_json() | metadata | {"checkpoint": last.step if last else None})
+    training = new_run(stored, settings, metadata, last, mesh)
     log(f"{size_of(stored)}; {settings.topics} topics, window {settings.window}")
-    if args.overwrite:
+    is_first = mesh is None or jax.process_index() == 0
+    if args.overwrite and is_first:
         checkpoints.clear()
         (out / "report.html").unlink(missing_ok=True)  # it describes the model that is replaced
     if last and training.step >= training.steps:
         log(f"{out}: the run is complete after {plural(training.steps, 'step')}; give more --passes to continue")
     code = train(training, args.json, checkpoints)
-    model = saved_model(training, stored)
+    lam = np.asarray(training.params)
+    if not is_first:
+        return code
+    model = saved_model(training, stored, lam)
     saved_models.save_model(out, model)
     if args.json:
         latest = training.history[-1] if training.history else {}

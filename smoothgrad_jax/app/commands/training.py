@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from smoothgrad_jax.app import progress, runs
 from smoothgrad_jax.app.commands.output import INTERRUPTED, emit, log
@@ -23,7 +24,11 @@ from smoothgrad_jax.training.settings import Settings
 
 
 def new_run(
-    stored: CountedCorpus, settings: Settings, metadata: dict[str, Any], checkpoint: Checkpoint | None = None
+    stored: CountedCorpus,
+    settings: Settings,
+    metadata: dict[str, Any],
+    checkpoint: Checkpoint | None = None,
+    mesh: Mesh | None = None,
 ) -> Run:
     """Return a run over a corpus, with some of its documents held out.
 
@@ -32,6 +37,7 @@ def new_run(
       settings: Resolved settings.
       metadata: Entries stored with the settings, such as a fingerprint of the corpus.
       checkpoint: A checkpoint to continue from.
+      mesh: Devices to train on; None for the threads of this process.
     """
     corpus = stored.corpus
     assert settings.held_out is not None, "the settings must be resolved"
@@ -48,6 +54,7 @@ def new_run(
         held_out=corpus.select(held_out) if held_out.size else None,
         checkpoint=checkpoint,
         metadata=metadata,
+        mesh=mesh,
     )
 
 
@@ -61,16 +68,22 @@ def train(run: Run, as_json: bool, checkpoints: Checkpoints | None = None) -> in
 
     watch = lines if as_json else partial(progress.watch, steps=run.steps)
     try:
-        with sigterm_as_ctrl_c():
+        with interrupt_in_step(run) if jax.process_count() > 1 else sigterm_as_ctrl_c():
             return 0 if run.train(watch, checkpoints) else INTERRUPTED
     except NotFiniteError as error:
         log(str(error))
         return 1
 
 
-def saved_model(run: Run, stored: CountedCorpus) -> SavedModel:
-    """Return the topics of a run as a model that can be saved, with their quality on training documents."""
-    lam, model = np.asarray(run.params), run.model
+def saved_model(run: Run, stored: CountedCorpus, lam: np.ndarray | None = None) -> SavedModel:
+    """Return the topics of a run as a model that can be saved, with their quality on training documents.
+
+    Args:
+      run: The run.
+      stored: Its corpus.
+      lam: λ, if the caller has read it.
+    """
+    lam, model = np.asarray(run.params) if lam is None else lam, run.model
     prevalence = topic_prevalence(lam, np.asarray(model.eta))
     return SavedModel(
         lam=lam,
@@ -84,6 +97,18 @@ def saved_model(run: Run, stored: CountedCorpus) -> SavedModel:
         word_counts=stored.corpus.word_counts(),
         quality=topic_quality(lam, stored.corpus, prevalence=prevalence, documents=run.documents),
     )
+
+
+@contextmanager
+def interrupt_in_step(run: Run) -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM end the run of all processes after the same step."""
+    numbers = signal.SIGINT, signal.SIGTERM
+    previous = [signal.signal(number, lambda *_: run.interrupt()) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, previous, strict=True):
+            signal.signal(number, handler)
 
 
 @contextmanager
