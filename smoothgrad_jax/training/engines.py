@@ -36,6 +36,7 @@ from smoothgrad_jax.core.row_sparse.state import (
     init_rows,
     partition_batch,
     partition_prior,
+    repartition,
 )
 from smoothgrad_jax.core.row_sparse.step import RowInfo, StepOptions, flush, read_rows, restart, step
 from smoothgrad_jax.core.types import ArrayLike, PRNGKey, PyTree, Schedule, Warmup
@@ -237,6 +238,7 @@ class RowSparseEngine:
         if isinstance(start, RowSparseState):
             self._state = _check_resumable(start, options, slots)
             model = checked(model, self._template(model), options.num_words)
+            self._state = _with_threads(model, self._state, options.threads)
         else:
             start = jax.tree.map(np.asarray, start)
             model = checked(model, start, options.num_words)
@@ -486,22 +488,33 @@ def _init_rows(model, params, options):
     """Return the state of the row-sparse engine before the first step."""
     matrix, rest = model.split_rows(params)
     matrix = np.asarray(matrix)
-    kernel = model.row_kernel(matrix.shape[1], matrix.dtype)
-    threads = options.threads or _num_threads(options.entries_per_batch * matrix.shape[1])
-    if kernel.max_threads is not None:
-        if (options.threads or 1) > kernel.max_threads:
-            raise OptionError("threads", f"must be at most {kernel.max_threads} for {type(model).__name__}")
-        threads = min(threads, kernel.max_threads)
+    most = _max_threads(model, matrix, options.threads)
+    threads = min(options.threads or _num_threads(options.entries_per_batch * matrix.shape[1]), most)
     window = options.window
     if rest is not None:
         rest = svi.init(rest, window_kind(options))
     return init_rows(
         matrix,
-        min(threads, len(matrix)),
+        threads,
         infinite=not callable(window) and window == math.inf,
         window=window if isinstance(window, Adaptive) else None,
         rest=rest,
     )
+
+
+def _max_threads(model, matrix, threads):
+    """Return the largest number of threads for a matrix of this shape; raise an error if more are asked for."""
+    most = model.row_kernel(matrix.shape[1], matrix.dtype).max_threads
+    if most is not None and (threads or 1) > most:
+        raise OptionError("threads", f"must be at most {most} for {type(model).__name__}")
+    return min(matrix.shape[0], most or matrix.shape[0])
+
+
+def _with_threads(model, state, threads):
+    """Return a state for this number of threads; None keeps that of the run that is continued."""
+    shape = jax.ShapeDtypeStruct((state.num_words, state.num_columns), state.dtype)
+    number = min(threads or len(state.partitions), _max_threads(model, shape, threads))
+    return state if number == len(state.partitions) else repartition(state, number)
 
 
 def window_kind(options: EngineOptions) -> Window:
@@ -521,8 +534,6 @@ def window_kind(options: EngineOptions) -> Window:
 def _check_resumable(state, options, slots):
     """Return a state from which a run with these options can continue; or raise an error."""
     check_not_donated(state.partitions)
-    if options.threads not in (None, len(state.partitions)):
-        raise OptionError("threads", f"must be {len(state.partitions)}, as in the run that is continued")
     if slots is not None and state.slot_dtype not in (None, slots):
         raise OptionError("slots", f"must be {state.slot_dtype}, as in the run that is continued")
     check_rule(state.rule, options.window)
