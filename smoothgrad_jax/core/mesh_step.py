@@ -33,6 +33,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from smoothgrad_jax.core import adaptive, svi
+from smoothgrad_jax.core.fused_loops import fused, row, set_row
 from smoothgrad_jax.core.row_sparse.kernel import RowKernel
 from smoothgrad_jax.core.svi import SVIState
 from smoothgrad_jax.core.types import Array, Numeric, PyTree, Warmup
@@ -50,7 +51,8 @@ class MeshBatch(NamedTuple):
         model has no row-sparse parameters.
       batch: The documents of each device, with words as positions in [P · U]; or parts of another batch.
       sizes: [P] numbers of documents; the arrays of ``batch`` may hold more, which are empty.
-      notices: [P, N] int32, of which a step returns the maximum over the devices.
+      notices: [P, N] int32, of which a step returns the maximum over the devices. The last one is the length of an
+        adaptive window, which processes may round differently.
     """
 
     words: Any
@@ -242,6 +244,8 @@ def _step(program, state, batch, fixed, rho, length):
     # With ρ = 0 and statistics of 0 the parameters stay the same, to the last bit.
     stats = jax.tree.map(lambda leaf: jnp.where(failed, 0, leaf), stats)
     rho = jnp.where(failed, 0, rho)
+    if program.is_adaptive:
+        length = output.notices[-1].astype(length.dtype)
     return svi.global_step(state, stats, fixed.prior, rho, length, warmup=program.warmup), output
 
 
@@ -257,11 +261,14 @@ def _fit_rows(program, params, batch, kernel: RowKernel, numbers, key):
 
     wanted = exchange(words.reshape(-1))  # rows of this device, for each of the devices in turn
     is_word = jnp.arange(len(matrix)) * num_devices + lax.axis_index(name) < program.num_words
-    total = lax.psum(jnp.where(is_word[:, None], matrix, 0).sum(0, keepdims=True), name)
+    total = lax.psum(is_word.astype(matrix.dtype)[None] @ matrix, name)
     # END is beyond the last row. Padding needs finite features.
     rows = exchange(matrix.at[wanted].get(mode="fill", fill_value=1))
-    features = kernel.features(rows, kernel.normalisers(total))
     scratch = jnp.zeros((len(rows), kernel.width()), matrix.dtype)
+    if program.mesh.devices.flat[0].platform == "cpu":
+        features = _features_by_row(scratch, rows, total, kernel)
+    else:
+        features = kernel.features(rows, kernel.normalisers(total))
     result = kernel.fit((features,), total, rest, documents, (jnp.int32(0), size), scratch, key)
     # Ŝ_w = (D/B) Σ_d statistics of document d
     sums = scale.astype(matrix.dtype) * exchange(result.sums[:, :columns])
@@ -273,6 +280,17 @@ def _fit_rows(program, params, batch, kernel: RowKernel, numbers, key):
     if program.is_adaptive:
         sketch = lax.psum(_sketch(stats, program, lax.axis_index(name)), name)
     return (stats, rest_stats), _output(failure, notices, sketch, name)
+
+
+@fused
+def _features_by_row(out, rows, total, kernel):
+    """Compute the features row by row, which is faster on a CPU than all rows together."""
+    normalisers = kernel.normalisers(total)
+
+    def compute(i, out):
+        return set_row(out, i, kernel.features(row(rows, i), normalisers))
+
+    return lax.fori_loop(0, len(rows), compute, out)
 
 
 def _sketch(stats, program, device):

@@ -169,13 +169,18 @@ class MeshEngine:
     def _globalise(self, parts: list[PyTree], axes: PyTree) -> PyTree:
         """Return arrays of all devices from the parts of the devices of this process."""
 
-        def join(axis: int, *leaves: Any) -> jax.Array:
-            arrays = [jax.device_put(leaf, device) for leaf, (_, device) in zip(leaves, self._devices, strict=True)]
+        placed = [jax.device_put(part, device) for part, (_, device) in zip(parts, self._devices, strict=True)]
+        return self._join(axes, placed)
+
+    def _join(self, axes: PyTree, parts: list[PyTree]) -> PyTree:
+        """Return arrays of all devices from arrays on the devices of this process."""
+        shardings = {axis: mesh_step.sharding(self._mesh, axis) for axis in set(jax.tree.leaves(axes))}
+
+        def join(axis: int, *arrays: jax.Array) -> jax.Array:
             shape = list(arrays[0].shape)
             if axis != mesh_step.REPLICATED:
                 shape[axis] *= self._mesh.size
-            sharding = mesh_step.sharding(self._mesh, axis)
-            return jax.make_array_from_single_device_arrays(tuple(shape), sharding, arrays)
+            return jax.make_array_from_single_device_arrays(tuple(shape), shardings[axis], list(arrays))
 
         return jax.tree.map(join, axes, *parts)
 
@@ -305,14 +310,13 @@ class MeshEngine:
         rule = None
         if self._rule is not None:
             length, rule = adaptive.next_length(self._rule, rho)
-        # The length of an adaptive window is announced, so that it is the same in processes that round differently.
         notice = np.array([self._request, *following, 0 if rule is None else length], np.int32)
         dtype = jax.dtypes.canonicalize_dtype(np.float64)
         scale = self._kernel.scale(packed.size) if self._num_words else 1.0
         fixed = Hyperparameters(
             self._kernel, self._prior, np.asarray(scale, dtype), np.asarray(packed.size, dtype), self._key_data
         )
-        arrays = self._distribute(_stack(packed, self._capacity, notice))
+        arrays = self._distribute(packed, notice)
         numbers = np.asarray(rho, dtype), None if length is None else np.asarray(length, dtype)
         self._state, self._output = self._program(self._state, arrays, fixed, *numbers)
         self._steps += 1
@@ -321,14 +325,14 @@ class MeshEngine:
             sketch = self._output.sketch.addressable_data(0)
             self._rule = adaptive.delay(rule, (sketch,), 1.0)
 
-    def _distribute(self, batch: MeshBatch) -> MeshBatch:
-        """Return arrays of all devices from arrays with a leading axis for the devices of this process."""
-        sharding = mesh_step.sharding(self._mesh, 0)
-
-        def put(leaf: np.ndarray) -> jax.Array:
-            return jax.make_array_from_process_local_data(sharding, leaf, (self._mesh.size, *leaf.shape[1:]))
-
-        return jax.tree.map(put, batch)
+    def _distribute(self, packed: PackedBatch, notice: np.ndarray) -> MeshBatch:
+        """Return a minibatch as arrays of all devices, of the agreed sizes."""
+        parts = []
+        for words, part, size, (_, device) in zip(*packed[:3], self._devices, strict=True):
+            rows, documents = _fill(words, part, self._capacity)
+            batch = MeshBatch(rows, documents, np.int32(size), notice)
+            parts.append(jax.device_put(jax.tree.map(lambda leaf: leaf[None], batch), device))
+        return self._join(jax.tree.map(lambda _: 0, parts[0]), parts)
 
     def _read_output(self) -> None:
         """Wait until no step is in progress, and read what it returned."""
@@ -423,25 +427,13 @@ def _rows_of(matrix, device, num_devices):
     return np.pad(rows, [(0, -(-len(matrix) // num_devices) - len(rows)), (0, 0)])
 
 
-def _stack(packed: PackedBatch, capacity: Capacity, notice: np.ndarray) -> MeshBatch:
-    """Return the parts of a minibatch as arrays of the agreed sizes, with a leading axis for the devices."""
-    pairs = [_fill(words, part, capacity) for words, part in zip(packed.words, packed.parts, strict=True)]
-    words, parts = zip(*pairs, strict=True)
-    return MeshBatch(
-        None if words[0] is None else np.stack(words),
-        jax.tree.map(lambda *leaves: np.stack(leaves), *parts),
-        np.array(packed.sizes, np.int32),
-        np.broadcast_to(notice, (len(parts), len(notice))),
-    )
-
-
 def _fill(words, batch, capacity):
     """Enlarge the arrays of one part."""
     if not isinstance(batch, Batch):
         return words, batch
     if words is None:
         batch = batch._replace(vocabulary=_enlarged(batch.vocabulary, capacity.words, 0))
-    else:
+    elif words.shape[1] < capacity.words:
         # Position i of owner s is s · U + i.
         owner, i = np.divmod(batch.words, words.shape[1])
         batch = batch._replace(words=owner * capacity.words + i)
@@ -455,4 +447,6 @@ def _fill(words, batch, capacity):
 
 def _enlarged(array, size, fill):
     """Pad the last axis."""
+    if array.shape[-1] == size:
+        return array
     return np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, size - array.shape[-1])], constant_values=fill)
