@@ -1,8 +1,10 @@
 # The names that __init__.py imports on first use, for editors and type checkers.
 from smoothgrad_jax.app.estimator import SmoothedLDA as SmoothedLDA
-from smoothgrad_jax.app.report import Excerpt as Excerpt
+from smoothgrad_jax.app.model_comparison import Comparison as Comparison
+from smoothgrad_jax.app.model_comparison import compare_models as compare_models
 from smoothgrad_jax.app.report import typical_documents as typical_documents
 from smoothgrad_jax.app.report import write_report as write_report
+from smoothgrad_jax.app.report_content import Excerpt as Excerpt
 from smoothgrad_jax.app.saved_models import SavedModel as SavedModel
 from smoothgrad_jax.app.saved_models import load_model as load_model
 from smoothgrad_jax.app.saved_models import save_model as save_model
@@ -20,6 +22,7 @@ from smoothgrad_jax.core.svi import global_step as global_step
 from smoothgrad_jax.core.svi import init as init
 from smoothgrad_jax.core.svi import run as run
 from smoothgrad_jax.core.svi import sweep as sweep
+from smoothgrad_jax.core.svi import sweep_bytes as sweep_bytes
 from smoothgrad_jax.core.transformation import natural_gradient as natural_gradient
 from smoothgrad_jax.core.transformation import smoothed_svi as smoothed_svi
 from smoothgrad_jax.core.transformation import window_mean as window_mean
@@ -30,6 +33,8 @@ from smoothgrad_jax.data import text as text
 from smoothgrad_jax.data.batches import Batch as Batch
 from smoothgrad_jax.data.batches import pack as pack
 from smoothgrad_jax.data.corpus import Corpus as Corpus
+from smoothgrad_jax.data.documents import Document as Document
+from smoothgrad_jax.data.documents import Metadata as Metadata
 from smoothgrad_jax.data.durable_files import LoadError as LoadError
 from smoothgrad_jax.data.durable_files import SaveError as SaveError
 from smoothgrad_jax.data.errors import CorpusError as CorpusError
@@ -54,6 +59,8 @@ from smoothgrad_jax.models.lda.model import split_documents as split_documents
 from smoothgrad_jax.models.lda.topics import init_topics as init_topics
 from smoothgrad_jax.models.lda.topics import seed_topics as seed_topics
 from smoothgrad_jax.models.lda.topics import topics as topics
+from smoothgrad_jax.models.topic_groups import TopicGroups as TopicGroups
+from smoothgrad_jax.models.topic_groups import topic_groups as topic_groups
 from smoothgrad_jax.models.topic_quality import TopicMatch as TopicMatch
 from smoothgrad_jax.models.topic_quality import TopicQuality as TopicQuality
 from smoothgrad_jax.models.topic_quality import diversity as diversity

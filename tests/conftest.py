@@ -1,7 +1,11 @@
 """Shared small corpora; everything is generated."""
 
+import os
+
 import numpy as np
 import pytest
+
+os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "0"  # programs that other processes compiled would hide a defect
 
 
 @pytest.fixture

@@ -30,10 +30,10 @@ LAYERS = {
 # Packages that a layer may import besides the standard library.
 PACKAGES = {
     "core": {"jax", "numpy", "optax", "chex"},
-    "data": {"jax", "numpy", "scipy", "sklearn", "joblib"},
+    "data": {"jax", "numpy", "scipy", "sklearn", "joblib", "pyarrow"},
     "models": {"jax", "numpy", "scipy"},
     "training": {"jax", "numpy"},
-    "app": {"jax", "numpy", "scipy", "sklearn", "matplotlib", "tqdm", "pyLDAvis"},
+    "app": {"jax", "numpy", "scipy", "sklearn", "joblib", "matplotlib", "tqdm", "pyLDAvis", "pyarrow"},
 }
 
 

@@ -7,38 +7,43 @@ the command runs. The options of a run come from :class:`smoothgrad_jax.training
 | exit code | meaning                                                                               |
 |-----------|---------------------------------------------------------------------------------------|
 | 0         | success                                                                               |
-| 1         | invalid input, model or folder; the error message is one line                         |
+| 1         | invalid input, model or folder, or output that cannot be written; the error message   |
+|           | is one line                                                                           |
 | 2         | an option is invalid, or has no effect beside others; the error message is one line   |
 | 134       | ``fit --distributed``: ended by jax (SIGABRT), because another process died           |
-| 130       | interrupted by Ctrl-C, or by SIGTERM while ``fit``, ``sweep`` or ``demo`` trains.     |
-|           | The result of the training so far is saved, and ``fit --resume`` continues it;        |
-|           | interrupted at another time, a command saves nothing                                  |
+| 129, 130, | ended by SIGHUP, by SIGINT (Ctrl-C) or by SIGTERM: 128 plus the number of the signal. |
+| 143       | ``fit``, ``sweep`` and ``demo`` have saved the result of the training so far, and     |
+|           | ``--resume`` continues it; before and after training, and in other commands,      |
+|           | incomplete output is removed. A third signal within a second ends the process at      |
+|           | once, which saves nothing; see :mod:`smoothgrad_jax.app.signals`                      |
 """
 
-import _thread
 import argparse
 import contextlib
 import importlib
 import io
+import logging
 import os
-import signal
+import shlex
 import sys
-import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
-from types import FrameType
-from typing import Any, NamedTuple, NoReturn
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn, TextIO
 
 from smoothgrad_jax import __version__
+from smoothgrad_jax.app import event_log, signals
 from smoothgrad_jax.core.errors import OptionError
-from smoothgrad_jax.data.errors import CorpusError, OptionName
+from smoothgrad_jax.data.errors import CorpusError, CorpusWarning, OptionName
 
 _INPUTS = (
-    "files or a folder: text with one document per line, a folder of text files, JSON lines, CSV, TSV, UCI docword, "
-    "LDA-C, Matrix Market, svmlight, scipy .npz, optionally compressed by gzip, bzip2 or xz; or the output of convert"
+    "files or a folder: text with one document per line, a folder of text files, JSON lines, CSV, TSV, Parquet, UCI "
+    "docword, LDA-C, Matrix Market, svmlight, scipy .npz, optionally compressed by gzip, bzip2 or xz; or the output of "
+    "convert; or - for the standard input, which is copied to a temporary file, as are pipes"
 )
-_LATER = 0.02  # seconds between a Ctrl-C that cannot be handled and the next attempt
+_TABLES = ".tsv, .csv, .jsonl, .npz or .parquet"  # see `smoothgrad_jax.app.commands.tables`
 # Option of the model -> setting.
 _SETTING_OF = {"tol": "local_tol", "max_iter": "local_max_iter"}
+_SHORT = {"ngram_range": "ngrams"}  # Python's name of an option -> its name on the command line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,43 +51,70 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # some terminals cannot encode every character
-    argv = sys.argv[1:] if argv is None else argv
-    args = build_parser([argument for argument in argv if argument in COMMANDS][:1]).parse_args(argv)
-    _catch_interrupts()
-    try:
-        return _run(args)
-    except ImportError as error:
-        print(f"smoothgrad: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("smoothgrad: interrupted", file=sys.stderr)
-        _leave(args, 130)
-        return 130
+    args = _parse(sys.argv[1:] if argv is None else argv)
+    with signals.handled() as received:
+        try:
+            with _warnings_in_one_line(args):
+                return _run(args)
+        except ImportError as error:
+            print(f"smoothgrad: {error}", file=sys.stderr)
+            return 1
+        except KeyboardInterrupt:
+            print("smoothgrad: interrupted", file=sys.stderr)
+            _leave(args, received.exit_code)
+            return received.exit_code
 
 
-def _catch_interrupts() -> None:
-    """Make Ctrl-C raise KeyboardInterrupt also where Python would ignore the exception.
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line. Files and options of a command may be mixed: ``convert a.jsonl --field x OUT``."""
+    if not argv or argv[0] not in COMMANDS:
+        return build_parser(()).parse_args(argv)
+    parser = _Parser(prog=f"smoothgrad {argv[0]}")
+    COMMANDS[argv[0]].add_options(parser)
+    namespace = argparse.Namespace(command=argv[0])
+    # The options of the command that `launch` starts are not those of `launch`.
+    parse = parser.parse_args if argv[0] == "launch" else parser.parse_intermixed_args
+    return parse(argv[1:], namespace)
 
-    jax runs a function during garbage collection. Python ignores exceptions there, so that Ctrl-C would have no effect.
-    """
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, interrupt)
 
+@contextlib.contextmanager
+def _warnings_in_one_line(args: argparse.Namespace) -> Iterator[None]:
+    """Print warnings about the corpus as one line, with options as the command line has them."""
+    with warnings.catch_warnings():
+        default = warnings.showwarning
 
-def interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt; during garbage collection, a moment later."""
-    while frame is not None and frame.f_code.co_name != "_xla_gc_callback":
-        frame = frame.f_back
-    if frame is None:
-        raise KeyboardInterrupt
-    threading.Timer(_LATER, _thread.interrupt_main, (number,)).start()
+        def show(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if isinstance(message, CorpusWarning):
+                text = message.message(lambda option: _spell(option, args))
+                print(f"smoothgrad {args.command}: warning: {text}", file=sys.stderr)
+            else:
+                default(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = show
+        yield
 
 
 def _run(args: argparse.Namespace) -> int:
+    """Run a command with its log of events."""
+    try:
+        with event_log.writing(getattr(args, "log_json", None)):
+            return _exit_code(args)
+    except event_log.LogError as error:
+        print(f"smoothgrad {args.command}: {error}", file=sys.stderr)
+        return 1
+
+
+def _exit_code(args: argparse.Namespace) -> int:
     """Run a command; print an expected error to standard error as one line."""
     command = importlib.import_module(f"smoothgrad_jax.app.commands.{args.command}")
-    from smoothgrad_jax.app.commands.output import CommandError
+    from smoothgrad_jax.app.commands.output import CommandError, printable
 
     code = 1
     try:
@@ -101,7 +133,8 @@ def _run(args: argparse.Namespace) -> int:
         message = f"out of memory: {error}"
     except (CommandError, ValueError, OSError) as error:  # includes LoadError and SaveError
         message = str(error)
-    print(f"smoothgrad {args.command}: {message}", file=sys.stderr)
+    print(f"smoothgrad {args.command}: {printable(message)}", file=sys.stderr)
+    event_log.event("error", level=logging.ERROR, message=message, code=code)
     _leave(args, code)
     return code
 
@@ -141,7 +174,7 @@ def _demo_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", default="smoothgrad-demo", metavar="DIR", help="folder for model and report (%(default)s)"
     )
-    _add_settings(parser, ("topics", "passes", "seed"), topics=30, passes=10, seed=0)
+    _add_settings(parser, ("topics", "passes", "seed"), topics=30, passes=6, seed=0)
 
 
 def _fit_options(parser: argparse.ArgumentParser) -> None:
@@ -158,19 +191,29 @@ def _fit_options(parser: argparse.ArgumentParser) -> None:
     _add_settings(parser.add_argument_group("training"))
     _add_words(parser)
     _add_json(parser)
+    _add_log(parser)
 
 
 def _topics_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("--all", action="store_true", help="print nearly empty topics too")
     parser.add_argument("--words", type=_positive, default=10, metavar="N", help="words per topic (%(default)s)")
+    parser.add_argument(
+        "--labels",
+        metavar="FILE",
+        help="store the labels of a file in the model: lines of topic number, tab and label, or JSON; the report "
+        "writes such a file",
+    )
     _add_json(parser)
 
 
 def _transform_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL")
-    _add_inputs(parser)
-    parser.add_argument("--out", metavar="FILE", help=".tsv, .jsonl or .npz with one row per document")
+    _add_metadata(_add_inputs(parser))
+    _add_tokenizer(parser, "if the model was fitted with it")
+    parser.add_argument(
+        "--out", metavar="FILE", help=f"{_TABLES} with one row per document; words is 0 for an empty document"
+    )
 
 
 def _score_options(parser: argparse.ArgumentParser) -> None:
@@ -180,34 +223,75 @@ def _score_options(parser: argparse.ArgumentParser) -> None:
 
 def _sweep_options(parser: argparse.ArgumentParser) -> None:
     _add_inputs(parser)
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder for the curves")
-    parser.add_argument(
-        "--windows",
-        type=_windows,
-        default=(1, 10, 100),
-        metavar="L,L,…",
-        help="windows to compare, in the format of fit --window (1,10,100)",
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder for the results and the models")
+    parser.add_argument("--resume", action="store_true", help="continue the sweep in DIR; finished runs are kept")
+    group = parser.add_argument_group("runs to compare: every number of topics with every window and every seed")
+    group.add_argument(
+        "--topics",
+        type=_several("topics"),
+        metavar="K,K,…",
+        help="numbers of topics (20,50,100,200; with --windows 50)",
     )
-    # All runs of a sweep have the same length and write no checkpoints.
-    excluded = {"window", "seconds", "early_stopping", "patience", "min_improvement", "checkpoint_every"}
+    group.add_argument(
+        "--windows", type=_several("window"), metavar="L,L,…", help="windows, in the format of fit --window (10)"
+    )
+    group.add_argument(
+        "--seeds", type=_positive, default=2, metavar="N", help="seeds per configuration, from --seed on (%(default)s)"
+    )
+    group.add_argument(
+        "--jobs", type=_positive, metavar="N", help="runs at a time (one per core, fewer where memory is short)"
+    )
+    # All runs of a sweep have the same length.
+    excluded = {"topics", "window", "seconds", "early_stopping", "patience", "min_improvement"}
     _add_settings(parser.add_argument_group("training"), excluded=excluded)
     _add_words(parser)
     _add_json(parser)
+    _add_log(parser)
 
 
 def _report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL")
-    _add_inputs(parser, optional=True)
+    _add_metadata(_add_inputs(parser, optional=True))
+    _add_tokenizer(parser, "if the model was fitted with it")
     parser.add_argument("--out", metavar="FILE", help="the HTML file (MODEL/report.html)")
     parser.add_argument("--title", help="title of the page")
+    _add_groups(parser)
+    parser.add_argument("--compare", metavar="OTHER", help="another model, shown side by side with matched topics")
+
+
+def _groups_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL")
+    _add_inputs(parser)
+    _add_tokenizer(parser, "if the model was fitted with it")
+    _add_groups(parser, required=True)
+    parser.add_argument("--top", type=_positive, metavar="N", help="number of topics to print, largest first (5)")
+    parser.add_argument("--out", metavar="FILE", help=f"{_TABLES} with one row per group and topic")
+    _add_json(parser)
+
+
+def _similar_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL")
+    _add_metadata(_add_inputs(parser))
+    _add_tokenizer(parser, "if the model was fitted with it")
+    query = parser.add_mutually_exclusive_group(required=True)
+    query.add_argument("--to", metavar="DOC", help="id of a document; or its row number from 0, if no id is the same")
+    query.add_argument("--row", type=_natural, metavar="N", help="row number of a document, from 0")
+    query.add_argument("--text", help="a text")
+    parser.add_argument("--top", type=_positive, default=10, metavar="N", help="number of documents (%(default)s)")
+    _add_json(parser)
 
 
 def _convert_options(parser: argparse.ArgumentParser) -> None:
-    _add_inputs(parser)
+    _add_metadata(_add_inputs(parser))
     parser.add_argument("out", metavar="OUT", help="the folder to write")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing corpus folder")
     parser.add_argument("--jobs", type=_positive, metavar="N", help="processes that count text (one per core)")
     _add_words(parser)
+    _add_json(parser)
+
+
+def _verify_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="FOLDER", help="folder of a corpus, a model, a run or a checkpoint")
     _add_json(parser)
 
 
@@ -226,13 +310,16 @@ class Command(NamedTuple):
 COMMANDS = {
     "demo": Command("learn topics of Python's docstrings (no download)", _demo_options),
     "fit": Command("learn topics and save a model", _fit_options),
-    "topics": Command("print the topics of a model", _topics_options),
+    "topics": Command("print the topics of a model, and label them", _topics_options),
     "transform": Command("infer topic proportions of documents", _transform_options),
+    "groups": Command("compute the prevalence of topics per group of documents, or over time", _groups_options),
+    "similar": Command("find documents with similar topic proportions (Hellinger distance)", _similar_options),
     "score": Command("compute the predictive log-probability of documents", _score_options),
-    "sweep": Command("compare the held-out curves of several windows", _sweep_options),
+    "sweep": Command("compare numbers of topics and windows, and recommend one", _sweep_options),
     "report": Command("write one HTML file with the topics of a model", _report_options),
     "convert": Command("convert a corpus to memory-mapped arrays", _convert_options),
     "launch": Command("run fit in several processes on this machine, for tests", _launch_options),
+    "verify": Command("compare the files of a folder with their checksums", _verify_options),
 }
 
 
@@ -260,17 +347,35 @@ def _add_settings(
         )
 
 
-def _add_inputs(parser: argparse.ArgumentParser, optional: bool = False) -> None:
+def _add_inputs(parser: argparse.ArgumentParser, optional: bool = False) -> argparse._ArgumentGroup:
+    """Add the input files and the options that say how they are read; return the group of these options."""
     from smoothgrad_jax.data import formats
 
     parser.add_argument("inputs", nargs="*" if optional else "+", metavar="IN", help=_INPUTS)
     group = parser.add_argument_group("reading")
     group.add_argument("--format", choices=formats.NAMES, help="format of the files (recognised from their content)")
-    group.add_argument("--field", metavar="NAME", help="field of JSON lines, or column of CSV and TSV, with the text")
+    group.add_argument(
+        "--field", metavar="NAME", help="field of JSON lines, or column of CSV, TSV and Parquet, with the text"
+    )
     group.add_argument("--encoding", default="utf-8", help="encoding of the text (%(default)s)")
     group.add_argument("--first-id", type=int, choices=(0, 1), help="id of the first word in count files")
     group.add_argument("--sort", action="store_true", help="sort triplets by document")
     group.add_argument("--words-file", metavar="FILE", help="vocabulary of count files, one word per line; or none")
+    return group
+
+
+def _add_metadata(reading: argparse._ArgumentGroup) -> None:
+    reading.add_argument(
+        "--id", metavar="NAME", help="field or column with the ids (id, doi or url; the names of files in a folder)"
+    )
+    reading.add_argument(
+        "--keep", type=_names, default=(), metavar="NAME,NAME,…", help="fields or columns to keep beside the ids"
+    )
+
+
+def _add_groups(parser: argparse.ArgumentParser, required: bool = False) -> None:
+    parser.add_argument("--by", required=required, metavar="NAME", help="field or column with the groups, or the dates")
+    parser.add_argument("--period", choices=("year", "month"), help="group dates (2020-01-31, 2020-01, 2020)")
 
 
 def _add_words(parser: argparse.ArgumentParser) -> None:
@@ -289,18 +394,49 @@ def _add_words(parser: argparse.ArgumentParser) -> None:
         help="maximum document frequency, a number or a fraction (0.5)",
     )
     group.add_argument("--max-features", type=_positive, metavar="N", help="maximum vocabulary size (50,000)")
+    stop_words = group.add_mutually_exclusive_group()
+    stop_words.add_argument(
+        "--stop-words",
+        metavar="FILE",
+        help="file with words to remove beside scikit-learn's English list, one per line; or none: remove no word",
+    )
+    stop_words.add_argument(
+        "--stop-words-only",
+        metavar="FILE",
+        help="file with words to remove instead, for other languages: github.com/stopwords-iso has such lists",
+    )
     group.add_argument(
-        "--stop-words", metavar="WHICH", help="english, none, or a file with one word per line (english)"
+        "--ngrams",
+        dest="ngram_range",
+        type=_lengths,
+        metavar="N,N",
+        help="shortest and longest sequence of words that is a word: 1,2 adds pairs whose words belong together (1,1)",
+    )
+    group.add_argument(
+        "--min-npmi",
+        type=float,
+        metavar="X",
+        help="minimum normalised pointwise mutual information of such a sequence, from -1 to 1 (0.4)",
     )
     group.add_argument(
         "--token-pattern",
         metavar="REGEX",
         help="regular expression of a word (a letter, then two or more letters or digits)",
     )
+    _add_tokenizer(group, "for example of Chinese, or into lemmas")
+
+
+def _add_tokenizer(parser: argparse.ArgumentParser | argparse._ArgumentGroup, what: str) -> None:
+    text = f"Python function that splits a text into words, {what}; runs the code of the module"
+    parser.add_argument("--tokenizer", metavar="MODULE:FUNCTION", help=text)
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="write JSON lines to standard output")
+
+
+def _add_log(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--log-json", metavar="FILE", help="append events with their time to FILE, as JSON lines")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -311,16 +447,20 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+    return f"--{_SHORT.get(name, name).replace('_', '-')}"
 
 
 def _spell(option: OptionName, args: argparse.Namespace) -> str:
     """Return an option as the command line has it: ``--min-df 5``, ``--sort``; as Python has it if it has no flag."""
     if option == OptionName("vocabulary", False):  # of `open_source`, not of `convert`
         return "--words-file none"
+    if option.name == "keep" and hasattr(args, "by"):  # groups keeps the field by which it groups
+        option = option._replace(name="by")
     if not hasattr(args, option.name):
         return str(option)
-    return _flag(option.name) + ("" if option.value in (None, True) else f" {option.value}")
+    value = option.value
+    text = "" if value in (None, True) else ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return _flag(option.name) + (f" {shlex.quote(text)}" if text else "")
 
 
 def _setting(name: str) -> Callable[[str], Any]:
@@ -342,6 +482,19 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _natural(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 0, got {text}")
+    return int(text)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if not all(names) or len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError(f"must be different names of fields, got {text!r}")
+    return names
+
+
 def _number_or_fraction(text: str) -> int | float:
     for convert in (int, float):
         with contextlib.suppress(ValueError):
@@ -349,8 +502,20 @@ def _number_or_fraction(text: str) -> int | float:
     raise argparse.ArgumentTypeError(f"must be a number of documents, or a fraction such as 0.5, got {text}")
 
 
-def _windows(text: str) -> tuple[Any, ...]:
-    windows = tuple(map(_setting("window"), text.split(",")))
-    if len(set(windows)) < len(windows):
-        raise argparse.ArgumentTypeError(f"must be different windows, got {text}")
-    return windows
+def _lengths(text: str) -> tuple[int, ...]:
+    lengths = tuple(map(_positive, text.split(",")))
+    if len(lengths) != 2:
+        raise argparse.ArgumentTypeError(f"must be two numbers such as 1,2, got {text}")
+    return lengths
+
+
+def _several(name: str) -> Callable[[str], tuple[Any, ...]]:
+    """Return the argparse type of several values of a setting."""
+
+    def convert(text: str) -> tuple[Any, ...]:
+        values = tuple(map(_setting(name), text.split(",")))
+        if len(set(values)) < len(values):
+            raise argparse.ArgumentTypeError(f"must be different values, got {text}")
+        return values
+
+    return convert

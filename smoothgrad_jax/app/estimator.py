@@ -15,9 +15,11 @@ The parameters have the names and meanings of :class:`sklearn.decomposition.Late
 """
 
 import math
+import numbers
 import os
+import warnings
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeAlias
@@ -27,7 +29,9 @@ import numpy as np
 import scipy.sparse
 
 from smoothgrad_jax.app import progress, runs, saved_models
+from smoothgrad_jax.app.program_cache import stored_programs
 from smoothgrad_jax.app.runs import Run
+from smoothgrad_jax.app.topic_labels import checked_labels
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.row_sparse.state import RowSparseState
 from smoothgrad_jax.core.types import ArrayLike, PRNGKey
@@ -42,6 +46,7 @@ from smoothgrad_jax.training.checkpoints import Checkpoints, fingerprint
 from smoothgrad_jax.training.settings import DEFAULTS, Prior, Settings, StepSize, Warmup, Window, window_object
 
 try:
+    import joblib
     from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
     from sklearn.utils import check_random_state
     from sklearn.utils.validation import check_is_fitted, check_non_negative, validate_data
@@ -157,9 +162,10 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         Seconds between two checkpoints. 0 writes one only after Ctrl-C.
     resume : bool, default=False
         Continue from the last checkpoint in ``checkpoints``, if there is one. Documents, ``random_state`` and
-        parameters must be the same, except ``max_iter``, ``seconds``, ``checkpoint_every`` and ``n_jobs=None``.
-    n_jobs : int or None, default=None
-        Threads. None is one per core, at most eight, and fewer for small minibatches.
+        parameters must be the same, except ``max_iter``, ``seconds``, ``checkpoint_every`` and ``n_jobs=-1``.
+    n_jobs : int or None, default=-1
+        Threads. -1 is one per core, at most eight, and fewer for small minibatches. As in scikit-learn, None is 1
+        except in a :obj:`joblib.parallel_config` context, and -2 is one less than the number of cores.
     verbose : int, default=0
         Show progress: a bar on a terminal, otherwise lines.
     random_state : int, RandomState or None, default=None
@@ -185,6 +191,9 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
     Notes
     -----
     The defaults were chosen by held-out score and topic coherence on five corpora; see ``experiments/quality.py``.
+
+    The first :meth:`fit` on a machine compiles programs, which later processes read from the user's cache folder.
+    :mod:`smoothgrad_jax.app.program_cache` says where this is done, and how to turn it off.
 
     After Ctrl-C, :meth:`fit` stores the current topics in the attributes and raises ``KeyboardInterrupt``.
 
@@ -236,7 +245,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         checkpoints: str | os.PathLike | None = None,
         checkpoint_every: float = DEFAULTS.checkpoint_every,
         resume: bool = False,
-        n_jobs: int | None = None,
+        n_jobs: int | None = -1,
         verbose: int = 0,
         random_state: int | np.random.RandomState | None = None,
     ):
@@ -270,6 +279,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         self.verbose = verbose
         self.random_state = random_state
 
+    @stored_programs()
     def fit(self, X: Counts, y: object = None) -> "SmoothedLDA":
         """Learn topics from counts.
 
@@ -291,13 +301,16 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             if settings.held_out:
                 documents, validation = runs.hold_out(rng, counts.shape[0], settings.held_out)
                 counts, held_out = counts[documents], counts[validation]
+            checkpoints = self._checkpoints()
+            if checkpoints:
+                checkpoints.lock()
             run = self._new_run(counts, held_out, settings, rng)
         self._reset(counts.dtype)
         self._run_settings = settings.as_json()
         watch = partial(progress.watch, steps=run.steps) if self.verbose else iter
         try:
             with self._storing(run):
-                if not run.train(watch, self._checkpoints()):
+                if not run.train(watch, checkpoints):
                     raise KeyboardInterrupt
         finally:
             self._state = None  # partial_fit starts with an empty window
@@ -305,6 +318,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             self.n_iter_ = min(math.ceil(run.passes), self.max_iter)
         return self
 
+    @stored_programs()
     def partial_fit(self, X: Counts, y: object = None) -> "SmoothedLDA":
         """Continue training on further documents, in one or more minibatches of about ``batch_size``.
 
@@ -339,6 +353,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             run.finish()
         return self
 
+    @stored_programs()
     def transform(self, X: Counts) -> np.ndarray:
         """Return the topic proportions of documents, with the topics held fixed.
 
@@ -355,9 +370,10 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         """
         check_is_fitted(self, "components_")
         counts = self._validated(X, reset=False)
-        theta = inference.proportions(self._model(1), self._lam(), counts, threads=self.n_jobs)
+        theta = inference.proportions(self._model(1), self._lam(), counts, threads=self._threads())
         return theta.astype(counts.dtype, copy=False)
 
+    @stored_programs()
     def score(self, X: Counts, y: object = None) -> float:
         """Return the log-probability per held-out word by document completion, in nats; higher is better.
 
@@ -379,7 +395,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         """
         check_is_fitted(self, "components_")
         counts = self._validated(X, reset=False)
-        return inference.completion(self._model(1), self._lam(), counts, threads=self.n_jobs).score
+        return inference.completion(self._model(1), self._lam(), counts, threads=self._threads()).score
 
     def perplexity(self, X: Counts) -> float:
         """Return exp(−score): the number of equally likely words that would be as hard to predict."""
@@ -402,7 +418,12 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         counts = self._validated(X, reset=False)
         return topic_quality(self._lam(), counts, prevalence=self._prevalence())
 
-    def to_model(self, vocabulary: Sequence[str] | None = None, X: Counts | None = None) -> saved_models.SavedModel:
+    def to_model(
+        self,
+        vocabulary: Sequence[str] | None = None,
+        X: Counts | None = None,
+        labels: Mapping[int, str] | None = None,
+    ) -> saved_models.SavedModel:
         """Return the topics as a :class:`smoothgrad_jax.SavedModel`, which can be saved and reported.
 
         Parameters
@@ -411,6 +432,8 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             The words; by default the names of the features, if X has them.
         X : array or sparse matrix of shape (n_samples, n_features) or None, default=None
             Documents whose word counts, and the quality of the topics on them, are stored with the model.
+        labels : dict or None, default=None
+            Names of topics by topic number, for some or all topics.
         """
         check_is_fitted(self, "components_")
         if vocabulary is None:
@@ -429,7 +452,41 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             prevalence=self._prevalence(),
             word_counts=None if X is None else Corpus.of(self._validated(X, reset=False)).word_counts(),
             quality=None if X is None else self.topic_quality(X),
+            labels=None if labels is None else checked_labels(labels, self.components_.shape[0]),
         )
+
+    def to_pyldavis(self, X: Counts, vocabulary: Sequence[str] | None = None, **options: Any) -> object:
+        """Return the topics prepared for pyLDAvis; see :meth:`smoothgrad_jax.SavedModel.to_pyldavis`.
+
+        Parameters
+        ----------
+        X : array or sparse matrix of shape (n_samples, n_features)
+            Documents that determine the sizes of topics and words.
+        vocabulary : list of str or None, default=None
+            As in :meth:`to_model`.
+        **options
+            Of ``pyLDAvis.prepare``.
+        """
+        return self.to_model(vocabulary).to_pyldavis(self._validated(X, reset=False), **options)
+
+    def to_octis(
+        self, X: Counts, vocabulary: Sequence[str] | None = None, *, test: Counts | None = None, top_words: int = 10
+    ) -> dict[str, Any]:
+        """Return the dictionary that the metrics of OCTIS take; see :meth:`smoothgrad_jax.SavedModel.to_octis`.
+
+        Parameters
+        ----------
+        X : array or sparse matrix of shape (n_samples, n_features)
+            Training documents.
+        vocabulary : list of str or None, default=None
+            As in :meth:`to_model`.
+        test : array or sparse matrix of shape (n_samples, n_features) or None, default=None
+            Test documents.
+        top_words : int, default=10
+            Words per topic.
+        """
+        model, unseen = self.to_model(vocabulary), None if test is None else self._validated(test, reset=False)
+        return model.to_octis(self._validated(X, reset=False), unseen, top_words=top_words)
 
     @property
     def _n_features_out(self):
@@ -455,7 +512,17 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
                 del values[name]
         if "eta" in values:
             values["eta"] = _word_major(values["eta"])
+        values["threads"] = self._threads()
         return Settings(**values, held_out=self._num_held_out(num_docs), seed=seed)
+
+    def _threads(self) -> int | None:
+        """Return the number of threads that ``n_jobs`` stands for; None if the training chooses it."""
+        jobs = self.n_jobs
+        if jobs is not None and (not isinstance(jobs, numbers.Integral) or isinstance(jobs, bool) or jobs == 0):
+            raise OptionError("n_jobs", f"must be None or an integer other than 0, got {jobs!r}")
+        if jobs == -1:
+            return None
+        return int(jobs) if jobs is not None and jobs > 0 else int(joblib.effective_n_jobs(jobs))
 
     def _num_held_out(self, num_docs: int) -> int:
         fraction = self.validation_fraction
@@ -527,6 +594,14 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
 
     def _initial_topics(self, key: PRNGKey, corpus: Corpus, num_docs: int | None = None) -> Any:
         if self.init is None:
+            if self.n_components > corpus.num_docs:
+                warnings.warn(
+                    f"n_components={self.n_components} is more than the {corpus.num_docs} documents to start from. "
+                    "Every topic starts from twenty documents drawn with replacement, so that many topics resemble "
+                    f"each other; choose n_components below {corpus.num_docs}, or give init",
+                    UserWarning,
+                    stacklevel=5,
+                )
             return runs.initial_topics(key, corpus, self.n_components, num_docs=num_docs)
         init, shape = np.asarray(self.init, np.float32), (self.n_components, self.n_features_in_)
         if init.shape != shape or not (np.isfinite(init) & (init > 0)).all():

@@ -36,7 +36,7 @@ def describe(report: Progress, score: float | None = None) -> str:
     score = report.score if report.score is not None else score
     parts = [f"{report.passes:.2f} passes", f"{report.rate:,.0f} documents/s"]
     parts += [f"held-out {score:.4f}"] if score is not None else []
-    parts += [f"{_clock(report.remaining)} left"] if report.remaining else []
+    parts += [f"{clock(report.remaining)} left"] if report.remaining else []
     return ", ".join(parts)
 
 
@@ -70,7 +70,8 @@ def _log(steps: int, stream: TextIO) -> Display:
     return show, lambda: None
 
 
-def _clock(duration: float) -> str:
+def clock(duration: float) -> str:
+    """Return seconds as ``minutes:seconds``, or ``hours:minutes:seconds``."""
     minutes, seconds = divmod(round(duration), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -10,21 +10,32 @@ settings, the corpus and the number of steps determine the result: a run that co
 learned priors are updated at each report, so an interruption between two reports changes later updates.
 """
 
+import contextlib
 import math
+import os
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 from jax.sharding import Mesh
 
+from smoothgrad_jax.app import signals
+from smoothgrad_jax.app.event_log import event
+from smoothgrad_jax.core.adaptive import Adaptive
 from smoothgrad_jax.core.errors import OptionError
+from smoothgrad_jax.core.mesh_step import MeshState
+from smoothgrad_jax.core.row_sparse.state import RowSparseState
 from smoothgrad_jax.core.schedules import robbins_monro
 from smoothgrad_jax.core.types import Array, ArrayLike, PRNGKey, PyTree
+from smoothgrad_jax.data import schema
 from smoothgrad_jax.data.corpus import Corpus
+from smoothgrad_jax.data.durable_files import LoadError, SaveError, loading
 from smoothgrad_jax.models.lda import inference, priors
 from smoothgrad_jax.models.lda.methods import Variational, named_method
 from smoothgrad_jax.models.lda.model import LDA
@@ -32,6 +43,7 @@ from smoothgrad_jax.models.lda.topics import seed_topics
 from smoothgrad_jax.training import distributed, driver
 from smoothgrad_jax.training.checkpoints import Checkpoint, Checkpoints, check_same
 from smoothgrad_jax.training.driver import Progress
+from smoothgrad_jax.training.engines import NotFiniteError
 from smoothgrad_jax.training.settings import OPTIONS, Settings, default_alpha, window_object
 
 _SEED_DOCUMENTS = 10_000  # documents that seed the initial topics
@@ -43,7 +55,19 @@ _INITIAL_ETA = 0.1  # where η is learned
 _PRIOR_WEIGHT = 0.1  # weight of the newest documents in the moving average to which α is fitted
 _IN_WORDS = {"corpus": "the corpus", "tokens": "the definition of a word", "word_options": "the choice of words"}
 
+_RECORD = schema.record({"step": schema.integer()} | dict.fromkeys(("passes", "seconds", "rate", "score"), schema.real))
+_POSITIVE = schema.number(0, above=True)
+_LEARNED = schema.record(
+    {
+        "alpha": schema.either(_POSITIVE, schema.list_of(_POSITIVE)),
+        "eta": schema.anything,  # [V, K] where it is not learned
+        "mean_log": schema.optional(schema.list_of(schema.number(most=0))),
+        "rng": schema.record({"bit_generator": schema.string}),
+    }
+)
+
 Record = dict[str, Any]  # step, passes, seconds, rate and score of one report
+Warn = Callable[[str], None]
 Watch = Callable[[Iterator[Progress]], Iterator[Progress]]
 
 
@@ -71,11 +95,24 @@ def initial_topics(
       num_topics: K.
       documents: Candidate documents, of which at most 10,000 evenly spaced ones are used; by default all documents.
       num_docs: Number of documents to which λ is scaled; by default the number of candidates.
+
+    Raises:
+      MemoryError: Training would need more memory than the machine has.
     """
+    _check_memory(corpus.num_words, num_topics)
     if documents is None:
         return seed_topics(key, corpus, num_topics, num_docs=num_docs)
     some = corpus.select(documents[:: -(-documents.size // _SEED_DOCUMENTS)])
     return seed_topics(key, some, num_topics, num_docs=num_docs or documents.size)
+
+
+def _check_memory(num_words: int, num_topics: int) -> None:
+    """Raise an error if λ and the state of a run, four matrices of its size, exceed the memory of the machine."""
+    needed = 4 * num_words * num_topics * np.dtype(np.float32).itemsize
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else math.inf
+    if needed > total:
+        size = f"{num_words:,} words and {num_topics:,} topics need {needed / 1e9:,.0f} GB"
+        raise MemoryError(f"{size}, this machine has {total / 1e9:,.0f} GB; use a smaller vocabulary or fewer topics")
 
 
 def step_size(settings: Settings) -> float | Callable[[Any], Any]:
@@ -96,12 +133,17 @@ def initial_model(settings: Settings, num_docs: float) -> LDA:
 
 
 def check_resumable(checkpoint: Checkpoint, settings: Settings, metadata: Mapping[str, Any]) -> None:
-    """Raise an error if a checkpoint has other settings or another corpus.
+    """Raise an error if a checkpoint has other settings or another corpus; see :func:`check_same_run`."""
+    check_same_run(checkpoint.settings, settings, metadata)
+
+
+def check_same_run(stored: Mapping[str, Any], settings: Settings, metadata: Mapping[str, Any]) -> None:
+    """Raise an error if a checkpoint or a model was made with other settings or another corpus.
 
     Args:
-      checkpoint: The checkpoint.
+      stored: Settings and metadata of the checkpoint or of the model.
       settings: Resolved settings of the new run; options with ``may_change`` may differ.
-      metadata: Further entries of the checkpoint, such as a fingerprint of the corpus.
+      metadata: Further entries, such as a fingerprint of the corpus.
 
     Raises:
       OptionError: A setting differs.
@@ -111,10 +153,20 @@ def check_resumable(checkpoint: Checkpoint, settings: Settings, metadata: Mappin
     ignored = {"learned", *OPTIONS}
     then, now = (
         {_IN_WORDS.get(name, name): value for name, value in each.items() if name not in ignored}
-        for each in (checkpoint.settings, metadata)
+        for each in (stored, metadata)
     )
     check_same(then, now)
-    check_settings(checkpoint.settings, dict.fromkeys(OPTIONS) | settings.as_json())
+    check_settings(stored, dict.fromkeys(OPTIONS) | settings.as_json())
+
+
+def stored_settings(checkpoint: Checkpoint) -> Settings:
+    """Return the settings of a checkpoint; a new run chooses the number of threads.
+
+    Raises:
+      LoadError: A setting has no valid value.
+    """
+    with loading(checkpoint.path / "checkpoint.json"):
+        return Settings.from_json(checkpoint.settings, threads=None)
 
 
 def check_settings(stored: Mapping[str, Any], current: Mapping[str, Any]) -> None:
@@ -197,8 +249,18 @@ class PriorLearner:
             "rng": self._rng.bit_generator.state,
         }
 
-    def restore(self, model: LDA, state: Mapping[str, Any]) -> LDA:
-        """Continue from a state; returns the model with its priors."""
+    def restore(self, model: LDA, state: Mapping[str, Any], num_topics: int) -> LDA:
+        """Continue from a state; returns the model with its priors.
+
+        Raises:
+          ValueError: The state is not one of :meth:`state`.
+        """
+        _LEARNED(state, "learned")
+        for name in ("alpha", "mean_log"):
+            if np.size(state[name]) not in (1, num_topics):
+                raise ValueError(f"learned.{name} must have {num_topics} numbers, got {np.size(state[name])}")
+        if self._learns_eta:
+            _POSITIVE(state["eta"], "learned.eta")
         self._mean_log = None if state["mean_log"] is None else np.asarray(state["mean_log"])
         self._rng.bit_generator.state = state["rng"]
         if self._learns_alpha:
@@ -228,6 +290,7 @@ class Run:
       steps: Number of steps of the complete run.
       history: One record per score.
       documents: Documents of the corpus to train on; None for all.
+      is_stored: Whether the last checkpoint could be written.
 
     Raises:
       OptionError: An option does not fit the data.
@@ -247,13 +310,16 @@ class Run:
         metadata: Mapping[str, Any] | None = None,
         mesh: Mesh | None = None,
     ) -> None:
-        self._settings, self._metadata, self._mesh = settings, dict(metadata or {}), mesh
-        self.documents = documents
+        self._settings, self._metadata = settings, dict(metadata or {})
+        self._is_shared = mesh is not None and jax.process_count() > 1
+        self.documents, self.is_stored = documents, True
         self._num_docs = corpus.num_docs if documents is None else len(documents)
         assert settings.batch_size is not None, "the settings must be resolved"
         assert settings.passes is not None, "the settings must be resolved"
         self._batch_size = min(settings.batch_size, self._num_docs)
         self.steps = max(1, math.ceil(settings.passes * self._num_docs / self._batch_size))
+        if checkpoint:
+            _check_checkpoint(checkpoint, self._num_docs / self._batch_size)
         first = checkpoint.step if checkpoint else 0
         self.history: list[Record] = list(checkpoint.history) if checkpoint else []
         self._earlier_passes = first * self._batch_size / self._num_docs
@@ -262,7 +328,8 @@ class Run:
         model = initial_model(settings, self._num_docs)
         self._learner = PriorLearner(settings, corpus, documents, rng) if settings.learns_priors else None
         if self._learner and checkpoint and "learned" in checkpoint.settings:
-            model = self._learner.restore(model, checkpoint.settings["learned"])
+            with loading(checkpoint.path / "checkpoint.json"):
+                model = self._learner.restore(model, checkpoint.settings["learned"], settings.topics)
         self._training = driver.fit(
             corpus,
             model,
@@ -311,12 +378,26 @@ class Run:
         """The training state, from which :func:`smoothgrad_jax.fit` continues."""
         return self._training.state
 
+    def checkpoint_bytes(self, corpus: Corpus) -> int:
+        """Estimate the size of a checkpoint with a full window, before the first step."""
+        state = self.state
+        stored = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        if isinstance(state, MeshState):  # the parts of this process
+            stored = stored // len(state.parts) * int(state.num_devices)
+        if not isinstance(state, RowSparseState) or state.slots is None:
+            return stored  # a dense state has the slots of its window from the start
+        window = window_object(self._settings.window)
+        longest = window.longest if isinstance(window, Adaptive) else window(0) if callable(window) else window
+        slot = corpus.layout(self._batch_size).num_used * state.num_columns
+        itemsize = np.dtype(jnp.dtype(self._settings.slots or state.dtype)).itemsize
+        return stored + int(min(longest, self.steps)) * slot * itemsize
+
     def close(self) -> None:
         """End the run; ``params`` and ``state`` stay available."""
         self._training.close()
 
     def reports(self) -> Iterator[Progress]:
-        """Train and yield reports, with passes and seconds counted from the first step of the complete run.
+        """Train and yield reports, with documents, passes and seconds since the first step of the complete run.
 
         Scores are appended to the history. A complete run yields nothing.
         """
@@ -324,7 +405,9 @@ class Run:
             if self._learner:
                 self._training.model = self._learner.update(self.model, self._training.params)
             report = report._replace(
-                passes=report.passes + self._earlier_passes, seconds=report.seconds + self._earlier_seconds
+                documents=report.step * self._batch_size,
+                passes=report.passes + self._earlier_passes,
+                seconds=report.seconds + self._earlier_seconds,
             )
             if report.score is not None:
                 self.history.append(record(report))
@@ -333,49 +416,70 @@ class Run:
                 self.close()
                 return
 
-    def train(self, watch: Watch = iter, checkpoints: Checkpoints | None = None) -> bool:
+    def train(self, watch: Watch = iter, checkpoints: Checkpoints | None = None, warn: Warn = warnings.warn) -> bool:
         """Train to the end.
 
         Args:
           watch: Displays and yields the reports, as :func:`smoothgrad_jax.app.progress.watch` does.
           checkpoints: Where to write a checkpoint every ``settings.checkpoint_every`` seconds, after an interruption,
-            and at the end.
+            and at the end. One that cannot be written, for example because the disk is full, does not end the run;
+            :attr:`is_stored` says whether the last one could be written.
+          warn: Called with a message if a checkpoint cannot be written.
 
         Returns:
-          Whether the end was reached. Ctrl-C ends the run after a complete step.
+          Whether the end was reached. Ctrl-C ends the run after a complete step; a second one does not prevent that
+          the checkpoint is written.
 
         Raises:
-          NotFiniteError: As :func:`smoothgrad_jax.fit`; :attr:`params` are those of the last valid step.
+          NotFiniteError: As :func:`smoothgrad_jax.fit`; :attr:`params` are those of the last valid step. After another
+            error, of ``watch`` for example, a checkpoint is written before it is raised.
         """
-        every = self._settings.checkpoint_every
-        finished, written = False, time.monotonic()
-        try:
-            for _ in watch(self.reports()):
-                if checkpoints and every and self._agree(time.monotonic() - written >= every):
-                    self._write(checkpoints)
-                    written = time.monotonic()
-            finished = True
-        except KeyboardInterrupt:
-            pass  # params and state remain available to the caller
-        if checkpoints and not (finished and (not every or self._is_complete)):
-            self._write(checkpoints)
+        finished = False
+        with signals.deferred():
+            try:
+                with signals.redirected(self._training.interrupt) if self._is_shared else signals.interruptible():
+                    self._train(watch, checkpoints, warn)
+                finished = True
+            except KeyboardInterrupt:
+                pass  # params and state remain available to the caller
+            except NotFiniteError:
+                raise
+            except Exception:
+                # An error of the display or of the data. After one in a step there may be no state to write.
+                # One of several processes cannot write without the others.
+                with contextlib.suppress(ValueError, RuntimeError):
+                    if checkpoints and not self._is_shared:
+                        self._write(checkpoints, warn)
+                raise
+            if checkpoints and not (finished and (not self._settings.checkpoint_every or self._is_complete)):
+                self._write(checkpoints, warn)
         return finished
 
-    def interrupt(self) -> None:
-        """End the training as Ctrl-C does, after the step in progress and in all processes; for signal handlers."""
-        self._training.interrupt()
-
-    def _agree(self, is_due: bool) -> bool:
-        """Return what the clock of process 0 says, if several processes train."""
-        return is_due if self._mesh is None else bool(distributed.from_process_0(is_due))
+    def _train(self, watch: Watch, checkpoints: Checkpoints | None, warn: Warn) -> None:
+        """Train to the end, with a checkpoint at intervals."""
+        every, written = self._settings.checkpoint_every, time.monotonic()
+        for _ in watch(self.reports()):
+            is_due = time.monotonic() - written >= every
+            if checkpoints and every and (distributed.from_process_0(is_due) if self._is_shared else is_due):
+                self._write(checkpoints, warn)
+                written = time.monotonic()
 
     def settings_json(self) -> dict[str, Any]:
         """Return the settings and the metadata as JSON values, for a model or a checkpoint."""
         return self._settings.as_json() | self._metadata
 
-    def _write(self, checkpoints: Checkpoints) -> None:
+    def _write(self, checkpoints: Checkpoints, warn: Warn) -> None:
         learned = {"learned": self._learner.state(self.model)} if self._learner else {}
-        checkpoints.write(self._training, self.settings_json() | learned, self.history)
+        self.is_stored, begun = False, time.monotonic()
+        try:
+            path = checkpoints.write(self._training, self.settings_json() | learned, self.history)
+        except SaveError as error:
+            if self._is_shared:
+                raise  # the others wait for this process
+            warn(str(error))
+            return
+        self.is_stored = True
+        event("checkpoint", step=self.step, path=str(path), seconds=time.monotonic() - begun)
 
     def _score_every(self) -> int:
         if self._settings.score_every is not None:
@@ -391,6 +495,16 @@ class Run:
         scores, patience = [each["score"] for each in self.history], self._settings.patience
         target = max(scores[:-patience], default=math.inf) + self._settings.min_improvement
         return len(scores) > patience and max(scores[-patience:]) < target
+
+
+def _check_checkpoint(checkpoint: Checkpoint, scale: float) -> None:
+    """Raise an error unless the history has the records of a run, and the last step scaled its statistics by D/B."""
+    with loading(checkpoint.path / "checkpoint.json"):
+        schema.list_of(_RECORD)(checkpoint.history, "history")
+    entering = getattr(checkpoint.state, "entering", None)
+    if entering is not None and not math.isclose(entering.scale, scale, rel_tol=1e-6):
+        problem = f"the state is not valid: entering.scale is {entering.scale:g}, expected D/B = {scale:g}"
+        raise LoadError(f"{checkpoint.path}: damaged: {problem}")
 
 
 def record(report: Progress) -> Record:

@@ -4,8 +4,8 @@ A model is a folder:
 
 | file                            | content                                                                           |
 |---------------------------------|-----------------------------------------------------------------------------------|
-| ``model.json``                  | format, version, kind of model, D, settings, history, quality of the topics       |
-|                                 | (optional); size and checksum of every other file                                 |
+| ``model.json``                  | format, version, kind of model, D, settings, history, quality and labels of the   |
+|                                 | topics (both optional); size and checksum of every other file                     |
 | ``lam.npy``                     | λ [V, K], float32 or float64                                                      |
 | ``alpha.npy``, ``eta.npy``      | priors: α of shape () or [K], η of any shape that broadcasts to λ                 |
 | ``prevalence.npy`` (optional)   | expected fraction of the corpus per topic [K]                                     |
@@ -25,8 +25,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from smoothgrad_jax.data import durable_files
-from smoothgrad_jax.data.durable_files import LoadError
+from smoothgrad_jax.app.topic_labels import checked_labels
+from smoothgrad_jax.data import durable_files, schema
+from smoothgrad_jax.data.durable_files import Entry, LoadError
+from smoothgrad_jax.training.settings import METHODS
 
 if TYPE_CHECKING:
     import scipy.sparse
@@ -38,6 +40,36 @@ if TYPE_CHECKING:
 _FORMAT, _VERSION, _KIND = "smoothgrad model", 1, "lda"
 _REQUIRED, _OPTIONAL = ("lam", "alpha", "eta"), ("prevalence", "word_counts")
 _VOCABULARY = "vocabulary.txt"
+# A model contains its stop words. A name of another list would be the path of a file of the reader.
+_TOKENS = schema.record(
+    {},
+    {
+        "lowercase": schema.boolean,
+        "token_pattern": schema.string,
+        "stop_words": schema.either(schema.one_of(None, "english"), schema.list_of(schema.string)),
+        "ngram_range": schema.list_of(schema.integer(1), 2),
+    },
+)
+_CONTENT = schema.record(
+    {
+        "num_docs": schema.number(0, above=True),
+        "settings": schema.record(
+            {},
+            {
+                "tokens": schema.optional(_TOKENS),
+                "local_tol": schema.number(0),
+                "local_max_iter": schema.integer(1),
+                "method": schema.one_of(*METHODS),
+            },
+        ),
+        "history": schema.list_of(
+            schema.record(
+                {}, dict.fromkeys(("step", "passes", "seconds", "rate", "score"), schema.optional(schema.real))
+            )
+        ),
+        "files": schema.mapping(durable_files.ENTRY),
+    }
+)
 _FILES = (*(f"{name}.npy" for name in (*_REQUIRED, *_OPTIONAL)), _VOCABULARY)
 
 Documents: TypeAlias = "Corpus | npt.NDArray | scipy.sparse.sparray | scipy.sparse.spmatrix"
@@ -57,6 +89,8 @@ class SavedModel(NamedTuple):
       prevalence: The expected fraction of the corpus per topic [K], or None.
       word_counts: Occurrences of each word in the corpus [V], or None.
       quality: Coherence and other measures of the topics on training documents, or None.
+      labels: Names of topics by topic number, for some or all topics, or None; see
+        :mod:`smoothgrad_jax.app.topic_labels`.
     """
 
     lam: npt.NDArray
@@ -69,6 +103,7 @@ class SavedModel(NamedTuple):
     prevalence: npt.NDArray | None = None
     word_counts: npt.NDArray | None = None
     quality: "TopicQuality | None" = None
+    labels: dict[int, str] | None = None
 
     def topics(self) -> npt.NDArray[np.float64]:
         """Return E[β] as [K, V]: one row per topic, which sums to one."""
@@ -83,6 +118,11 @@ class SavedModel(NamedTuple):
     def words(self) -> list[str]:
         """Return the vocabulary, or the word numbers as text if the model has no vocabulary."""
         return list(self.vocabulary) if self.vocabulary is not None else [str(w) for w in range(len(self.lam))]
+
+    def topic_names(self) -> list[str]:
+        """Return one distinct name per topic: ``"topic 3: galaxies"``, or ``"topic 3"`` if the topic has no label."""
+        labels = self.labels or {}
+        return [f"topic {k}: {labels[k]}" if k in labels else f"topic {k}" for k in range(np.shape(self.lam)[1])]
 
     def top_words(self, n: int = 10) -> list[list[tuple[str, float]]]:
         """Return the n most probable words per topic with their probabilities; ties in the order of the vocabulary."""
@@ -158,6 +198,36 @@ class SavedModel(NamedTuple):
             raise ImportError("to_pyldavis needs pyLDAvis: pip install pyLDAvis") from error
         return pyLDAvis.prepare(**self.pyldavis_inputs(corpus), **{"mds": _topic_map} | options)
 
+    def to_octis(
+        self, documents: "Documents", test: "Documents | None" = None, *, top_words: int = 10
+    ) -> dict[str, Any]:
+        """Return the dictionary that the metrics of OCTIS take: ``TopicDiversity(topk=10).score(model.to_octis(X))``.
+
+        gensim computes coherence from the same words; ``tokens`` are the documents as lists of words::
+
+            from gensim.corpora import Dictionary
+            from gensim.models import CoherenceModel
+
+            topics = model.to_octis(X)["topics"]
+            found = CoherenceModel(topics=topics, texts=tokens, dictionary=Dictionary(tokens), coherence="c_npmi")
+            found.get_coherence()
+
+        Args:
+          documents: Training documents.
+          test: Test documents.
+          top_words: Number of words per topic; the largest ``topk`` that a metric can have.
+
+        Returns:
+          ``topics``, lists of words; ``topic-word-matrix`` [K, V]; ``topic-document-matrix`` [K, D]; and with test
+          documents ``test-topic-document-matrix`` [K, D].
+        """
+        octis = {
+            "topics": [[word for word, _ in topic] for topic in self.top_words(top_words)],
+            "topic-word-matrix": self.topics(),
+            "topic-document-matrix": self.transform(documents).T,
+        }
+        return octis if test is None else octis | {"test-topic-document-matrix": self.transform(test).T}
+
 
 def save_model(path: str | os.PathLike, model: SavedModel) -> None:
     """Write a model to a folder; an existing model is replaced atomically.
@@ -173,7 +243,7 @@ def save_model(path: str | os.PathLike, model: SavedModel) -> None:
     model = checked(model)
     _check_lines(model.vocabulary)
     folder = Path(path)
-    metadata = {
+    metadata: dict[str, Any] = {
         "format": _FORMAT,
         "version": _VERSION,
         "model": _KIND,
@@ -184,6 +254,8 @@ def save_model(path: str | os.PathLike, model: SavedModel) -> None:
     }
     if model.quality is not None:
         metadata["quality"] = durable_files.json_values("quality", model.quality.as_json())
+    if model.labels:
+        metadata["labels"] = {str(k): label for k, label in model.labels.items()}
     remedy = "the previous content is unchanged; free some space, or choose another folder"
     with durable_files.saving(folder, lambda: remedy):
         durable_files.make_folder(folder)
@@ -225,11 +297,20 @@ def load_model(path: str | os.PathLike) -> SavedModel:
     return _load(folder)  # another process replaced the model while this one read it
 
 
+def described_files(path: str | os.PathLike) -> dict[str, Entry]:
+    """Return the entries of the files of a model.
+
+    Raises:
+      LoadError: The description is missing or damaged.
+    """
+    return durable_files.read_json(Path(path) / "model.json", _FORMAT, _VERSION, _CONTENT)["files"]
+
+
 def _topic_map(topics: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """Return points [K, 2] for topics [K, V], as in the report."""
-    from smoothgrad_jax.app import report  # imports scipy
+    from smoothgrad_jax.app import topic_map  # imports scipy
 
-    return report.classical_scaling(report.jensen_shannon(np.asarray(topics)))[0]  # pyLDAvis passes a DataFrame
+    return topic_map.classical_scaling(topic_map.jensen_shannon(np.asarray(topics)))[0]  # pyLDAvis passes a DataFrame
 
 
 def checked(model: SavedModel) -> SavedModel:
@@ -267,7 +348,8 @@ def checked(model: SavedModel) -> SavedModel:
     vocabulary = None if model.vocabulary is None else list(map(str, model.vocabulary))
     if vocabulary is not None and len(vocabulary) != num_words:
         raise ValueError(f"the vocabulary must have {num_words} words, one per row of λ, got {len(vocabulary)}")
-    return model._replace(num_docs=num_docs, vocabulary=vocabulary, **arrays)
+    labels = checked_labels(model.labels, num_topics) if model.labels else None
+    return model._replace(num_docs=num_docs, vocabulary=vocabulary, labels=labels, **arrays)
 
 
 def _check_lines(vocabulary: list[str] | None) -> None:
@@ -323,6 +405,7 @@ def _load(folder: Path) -> SavedModel:
         return new if is_new and new.exists() else folder / name
 
     with durable_files.loading(path):
+        _CONTENT(metadata, "")
         files = {name: metadata["files"].get(name) for name in _FILES}
         arrays: dict[str, Any] = {
             name: np.array(durable_files.read_array(find(f"{name}.npy"), files[f"{name}.npy"]))
@@ -332,7 +415,7 @@ def _load(folder: Path) -> SavedModel:
         vocabulary = None
         if files[_VOCABULARY]:
             durable_files.verify(find(_VOCABULARY), files[_VOCABULARY])
-            vocabulary = find(_VOCABULARY).read_bytes().decode().split("\n")[:-1]
+            vocabulary = durable_files.read_bytes(find(_VOCABULARY)).decode().split("\n")[:-1]
         settings, history = dict(metadata["settings"]), list(metadata["history"])
         model = SavedModel(
             num_docs=metadata["num_docs"], vocabulary=vocabulary, settings=settings, history=history, **arrays
@@ -341,6 +424,8 @@ def _load(folder: Path) -> SavedModel:
             from smoothgrad_jax.models.topic_quality import TopicQuality  # scipy, which other models do not need
 
             model = model._replace(quality=TopicQuality.from_json(metadata["quality"]))
+        if metadata.get("labels") is not None:
+            model = model._replace(labels={int(k): label for k, label in dict(metadata["labels"]).items()})
         return checked(model)
 
 

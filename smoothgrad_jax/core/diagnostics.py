@@ -34,6 +34,7 @@ Reference: Mandt and Blei, *Smoothed Gradients for Stochastic Variational Infere
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -47,7 +48,7 @@ from smoothgrad_jax.core.window import Window, WindowState
 
 
 class GradientError(NamedTuple):
-    """SB, VAR and SE; scalars, or one per step.
+    """SB, VAR and SE; scalars, or one per step. With ``per_leaf``, each is a pytree like the parameters.
 
     Attributes:
       squared_bias: ‖gᴸ − g‖².
@@ -57,10 +58,10 @@ class GradientError(NamedTuple):
         a full window, and always with ``warmup="mean"``, it is ‖λ − λ̄ᴸ‖². None where only statistics are averaged.
     """
 
-    squared_bias: jax.Array
-    variance: jax.Array
-    squared_error: jax.Array
-    extra_bias: jax.Array | None = None
+    squared_bias: PyTree
+    variance: PyTree
+    squared_error: PyTree
+    extra_bias: PyTree | None = None
 
 
 class MeasuredState(NamedTuple):
@@ -124,7 +125,13 @@ def vmap_axes(update: Callable[..., SVIState] = svi.global_step, window: Window 
 
 
 def gradient_error(
-    noisy: PyTree, full: PyTree, state: WindowState, length: Numeric | None = None, *, warmup: Warmup = "mean"
+    noisy: PyTree,
+    full: PyTree,
+    state: WindowState,
+    length: Numeric | None = None,
+    *,
+    warmup: Warmup = "mean",
+    per_leaf: bool = False,
 ) -> tuple[GradientError, WindowState]:
     """Return SB, VAR and SE of one step.
 
@@ -134,12 +141,14 @@ def gradient_error(
       state: The window of the full statistics so far, from :func:`smoothgrad_jax.core.window.init`.
       length: L.
       warmup: As in the run itself.
+      per_leaf: Whether to return the errors of each leaf of the statistics instead of their sum.
 
     Returns:
       The errors, and the window after a push of S_i.
     """
     mean, state = window.push(state, full, length, warmup=warmup)
-    return GradientError(_distance(mean, full), _distance(noisy, mean), _distance(noisy, full)), state
+    distance = partial(_distance, per_leaf=per_leaf)
+    return GradientError(distance(mean, full), distance(noisy, mean), distance(noisy, full)), state
 
 
 def bias_variance(
@@ -156,6 +165,7 @@ def bias_variance(
     update: Callable[..., SVIState] = svi.global_step,
     key: PRNGKey | None = None,
     donate: bool = False,
+    per_leaf: bool = False,
 ) -> tuple[MeasuredState, PyTree]:
     """Run smoothed SVI and measure its gradient against the whole data at every step.
 
@@ -173,9 +183,12 @@ def bias_variance(
       key: Random key, for a model that samples. The minibatches get the keys of :func:`smoothgrad_jax.run`, the whole
         data gets others.
       donate: Donate the state, so that its windows are not copied at the start.
+      per_leaf: Whether to measure each leaf of the parameters by itself. The errors of the leaves add up to those of
+        the whole gradient.
 
     Returns:
-      ``(state, records)``; :class:`GradientError` of arrays [T].
+      ``(state, records)``; :class:`GradientError` of arrays [T], or with ``per_leaf`` of pytrees of arrays [T] with the
+      structure of the parameters.
     """
     model = as_model(model, prior)
     check_key(model, key)
@@ -184,7 +197,7 @@ def bias_variance(
     if (state.past is None) != (update is svi.global_step):
         raise ValueError("this state is of a run with another update: continue with that one, or start from init")
     # Each zero is an array of its own, as one array cannot be donated twice.
-    zeros = [_distance(state.params, state.params) for _ in range(3 if state.past is None else 4)]
+    zeros = [_distance(state.params, state.params, per_leaf) for _ in range(3 if state.past is None else 4)]
     carry, records = svi.run_steps(
         _MeasuredModel(model, data),
         _Carry(*state, GradientError(*zeros)),
@@ -193,7 +206,7 @@ def bias_variance(
         length,
         warmup=warmup,
         record=_Record(record),
-        update=_MeasuredStep(update),
+        update=_MeasuredStep(update, per_leaf),
         key=key,
         donate=donate,
     )
@@ -274,6 +287,7 @@ class _MeasuredModel(NamedTuple):
 @dataclass(frozen=True)
 class _MeasuredStep:
     update: Callable[..., SVIState]
+    per_leaf: bool
 
     def __call__(self, state, stats, prior, rho, length, *, warmup):
         noisy, full = stats
@@ -287,13 +301,15 @@ class _MeasuredStep:
 
         new = step(state.window, noisy, length)
         mean = window.mean(new.window, length, warmup=warmup)
-        error, full_window = gradient_error(mean, averaged(full), state.full, length, warmup=warmup)
+        error, full_window = gradient_error(
+            mean, averaged(full), state.full, length, warmup=warmup, per_leaf=self.per_leaf
+        )
         past = state.past
         if past is not None:
             # A gradient without statistics is (η − λ_i).
             now = averaged(jax.tree.map(jnp.zeros_like, full))
             mean, past = window.push(past, now, length, warmup=warmup)
-            error = error._replace(extra_bias=_distance(mean, now))
+            error = error._replace(extra_bias=_distance(mean, now, self.per_leaf))
         return _Carry(new.params, new.window, new.step, full_window, past, error)
 
 
@@ -305,7 +321,11 @@ class _Record:
         return self.record(MeasuredState(*state[:-1]), state.error) if self.record else state.error
 
 
-def _distance(a, b):
-    """‖a − b‖² over all leaves."""
-    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return sum(jnp.sum((x - y).astype(jnp.promote_types(x.dtype, jnp.float32)) ** 2) for x, y in pairs)
+def _distance(a, b, per_leaf):
+    """‖a − b‖², of each leaf or over all leaves."""
+
+    def squared(x, y):
+        return jnp.sum((x - y).astype(jnp.promote_types(x.dtype, jnp.float32)) ** 2)
+
+    distances = jax.tree.map(squared, a, b)
+    return distances if per_leaf else sum(jax.tree.leaves(distances))

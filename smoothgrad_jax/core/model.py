@@ -15,8 +15,8 @@ needs a missing part says so in an error that names the method.
 |                       |                         | needs a key                                                       |
 | ``check``             | :class:`CheckingModel`  | errors before the first step, and hyperparameters in the dtype of |
 |                       |                         | the parameters                                                    |
-| ``split_held_out``,   | :class:`ScoringModel`   | held-out scores during training                                   |
-| ``held_out_score``    |                         |                                                                   |
+| ``split_held_out``,   | :class:`ScoringModel`   | held-out scores during training, unless ``fit`` is given another  |
+| ``held_out_score``    |                         | score                                                             |
 | ``row_kernel``, …     | ``RowSparseModel``      | the row-sparse engine; without it the model runs on the dense     |
 |                       |                         | engine. See :mod:`smoothgrad_jax.core.row_sparse.kernel`          |
 

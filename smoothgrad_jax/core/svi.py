@@ -33,7 +33,6 @@ import numpy as np
 from jax import lax
 
 from smoothgrad_jax.core import window as _window
-from smoothgrad_jax.core.adaptive import Adaptive
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.model import Model, as_model, check_key
 from smoothgrad_jax.core.types import ArrayLike, DTypeLike, LocalStep, Numeric, PRNGKey, PyTree, Schedule, Warmup
@@ -137,6 +136,8 @@ def global_step(
     """
     if callable(rho) or callable(length):
         raise ValueError("global_step takes numbers: call a schedule with state.step, or give it to run")
+    if length is not None and not isinstance(length, jax.core.Tracer):
+        check_number("length", length)
     if np.ndim(rho) or (length is not None and np.ndim(length)):
         raise ValueError(f"rho and length must be single numbers, got {rho} and {length}; run takes one per step")
     check_rho(rho)
@@ -258,7 +259,9 @@ def sweep(
 
     The runs write to the same slot at the same step, so each has a ring for the longest finite length C: R runs need
     R (C + 1) slots of the size of λ, and not Σ L. In return the write is one copy and not a scatter. Lengths of very
-    different size need less memory in two sweeps. L = ∞ needs a ring like the others.
+    different size need less memory in two sweeps. L = ∞ needs a ring like the others. :func:`sweep_bytes` returns the
+    memory before anything is allocated; time is proportional to R and to the number of minibatches, so that a sweep
+    over the first few of them, called twice because the first call compiles, predicts it.
 
     Args:
       model, batches, prior, rho, warmup, record, key: As in :func:`run`; all runs get the same keys.
@@ -273,10 +276,57 @@ def sweep(
     Raises:
       MemoryError: Before anything is allocated.
     """
+    options = {"warmup": warmup, "dtype": dtype, "record": record, "key": key}
+    inputs, static = _sweep_inputs(model, params, batches, prior, rho, lengths, memory_limit, **options)
+    need = _sweep_bytes(inputs, static)
+    _check_memory(sum(need), len(lengths), static["kind"].capacity, memory_limit)
+    return _sweep(*inputs, **static)
+
+
+class SweepBytes(NamedTuple):
+    """Memory of what :func:`sweep` returns; made by :func:`sweep_bytes`.
+
+    Attributes:
+      states: Bytes of the states, which include the windows.
+      records: Bytes of the records of all steps.
+    """
+
+    states: int
+    records: int
+
+
+def sweep_bytes(
+    model: Model | LocalStep,
+    params: PyTree,
+    batches: PyTree,
+    prior: PyTree | None = None,
+    rho: ArrayLike | Schedule | None = None,
+    lengths: Sequence[float] = (),
+    *,
+    warmup: Warmup = "mean",
+    dtype: DTypeLike | None = None,
+    record: Record | None = None,
+    key: PRNGKey | None = None,
+) -> SweepBytes:
+    """Return the bytes that a :func:`sweep` with the same arguments allocates for its results.
+
+    A sweep needs them throughout, and a few statistics of the size of λ per run besides. Nothing is computed, and
+    nothing of this size is allocated.
+
+    Args:
+      model, params, batches, prior, rho, lengths, warmup, dtype, record, key: As in :func:`sweep`.
+    """
+    options = {"warmup": warmup, "dtype": dtype, "record": record, "key": key}
+    return _sweep_bytes(*_sweep_inputs(model, params, batches, prior, rho, lengths, math.inf, **options))
+
+
+def _sweep_inputs(model, params, batches, prior, rho, lengths, memory_limit, *, warmup, dtype, record, key):
+    """Return the arrays and the static arguments of the compiled program of a sweep, checked."""
     model = as_model(model, prior)
     check_key(model, key)
     if isinstance(params, SVIState):
         raise ValueError("sweep makes its own states: give it the parameters to start from, not a state")
+    check_number("lengths", lengths)
     if np.ndim(lengths) != 1 or not len(lengths):
         raise ValueError(f"lengths must be several window lengths, got {lengths}")
     _window.check_lengths(lengths)
@@ -284,12 +334,15 @@ def sweep(
     kind.check_lengths(lengths)
     params = jax.tree.map(jnp.asarray, params)
     size = len(lengths)
+    # A window that is absurdly long is refused before the program is traced.
     _check_memory(size * _nbytes(jax.eval_shape(kind.init, params)), size, kind.capacity, memory_limit)
     rhos = _rho_per_step(rho, jnp.arange(_num_steps(batches), dtype=jnp.int32))
     inputs = (model, params, batches, rhos, jnp.asarray(lengths, float), key)
-    options = {"kind": kind, "warmup": warmup, "record": record}
-    _check_memory(_nbytes(_sweep.eval_shape(*inputs, **options)), size, kind.capacity, memory_limit)
-    return _sweep(*inputs, **options)
+    return inputs, {"kind": kind, "warmup": warmup, "record": record}
+
+
+def _sweep_bytes(inputs, static):
+    return SweepBytes(*map(_nbytes, _sweep.eval_shape(*inputs, **static)))
 
 
 def _scan(model, state, batches, rho, length, key, warmup, record, update):
@@ -344,12 +397,6 @@ def _per_step(option, value, steps):
     """Return a number, a schedule or an array as [T]; None stays None."""
     if value is None:
         return None
-    if isinstance(value, Adaptive):
-        raise OptionError(
-            option,
-            f"must be a number or a schedule, got {value}: fit(window=Adaptive()) chooses lengths during training, and "
-            "adaptive.push in a loop of your own",
-        )
     if callable(value):
         return jax.vmap(lambda step: jnp.asarray(value(step), float))(steps)
     if not isinstance(value, jax.Array):
@@ -371,7 +418,7 @@ def _nbytes(tree):
 
 
 def _check_memory(need, num_runs, capacity, limit):
-    free = _free_memory() if limit is None else limit
+    free = free_memory() if limit is None else limit
     if free is not None and need > free:
         raise MemoryError(
             f"{num_runs} runs with windows of up to {capacity} need {need / 1e9:.1f} GB with their records, and "
@@ -380,7 +427,7 @@ def _check_memory(need, num_runs, capacity, limit):
         )
 
 
-def _free_memory():
+def free_memory() -> int | None:
     """Return the free bytes of the default device, or of the machine; None if they are not known."""
     stats = jax.devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:

@@ -34,7 +34,7 @@ from smoothgrad_jax.core import window
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.types import DTypeLike, PyTree, Schedule, Warmup
 from smoothgrad_jax.core.window import Moving, Window, WindowState
-from smoothgrad_jax.core.window_kind import check_warmup
+from smoothgrad_jax.core.window_kind import check_number, check_warmup
 
 
 class WindowMeanState(NamedTuple):
@@ -98,7 +98,7 @@ def _kind_and_length(length, capacity, dtype) -> tuple[Window, float | Schedule]
             raise OptionError("length", f"is missing: give {type(length).__name__} its length")
         return length, length.length
     known = not callable(length) and not isinstance(length, jax.core.Tracer)
-    if known and (length is None or np.ndim(length)):
+    if known and (length is None or np.ndim(check_number("length", length))):
         raise OptionError("length", f"must be a number, a schedule or a window kind, got {length}")
     if capacity is None:
         if not known:

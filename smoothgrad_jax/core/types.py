@@ -1,11 +1,17 @@
 """Names for the types in public signatures."""
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import jax.typing
-from chex import Array, ArrayTree, Numeric, PRNGKey
 from numpy.typing import ArrayLike, DTypeLike
+
+if TYPE_CHECKING:
+    from chex import Array, ArrayTree, Numeric, PRNGKey
+else:  # chex imports unittest and absl.testing, which would delay the start of every run
+    Array = PRNGKey = jax.Array
+    Numeric = jax.typing.ArrayLike
+    ArrayTree = Any
 
 __all__ = [
     "Array",

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from smoothgrad_jax.core.adaptive import Adaptive
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.types import ArrayLike, Numeric, PyTree, Schedule, Warmup
 
@@ -50,13 +51,21 @@ class Window(Protocol):
         """Return ``in_axes`` for the state of several runs that are pushed in step."""
 
 
-def check_number(option: str, value: ArrayLike) -> np.ndarray:
+def check_number(option: str, value: ArrayLike | Adaptive) -> np.ndarray:
     """Return a number, or several, as an array of floats; raise an error for other values, such as ``"10"``.
 
     Args:
       option: Name of the option, for the error.
       value: A number or an array of numbers; not traced.
     """
+    if isinstance(value, Adaptive):
+        raise OptionError(
+            option,
+            f"must be a number, got {value}. Lengths are chosen during training by fit(window=Adaptive()), and in a "
+            "loop of your own by adaptive.push",
+        )
+    for each in value if isinstance(value, list | tuple) else ():  # NumPy cannot make an array of unlike elements
+        check_number(option, each)
     array = np.asarray(value)
     if not (jnp.issubdtype(array.dtype, np.number) or array.dtype == bool):
         raise OptionError(option, f"must be a number, got {value!r}")

@@ -19,6 +19,7 @@ import scipy.sparse
 TILE = 8  # words in the smallest tile; XLA's product of a matrix and a vector processes eight rows at a time
 
 _MAX_TOKENS = 1 << 24  # per document for which a batch has a capacity; sampling one more token would take seconds
+_MAX_SPLIT = 10**9  # the largest count that is split into tokens, one element of an array per token
 _MAX_COUNT = 1e30  # the sum of a document's counts must be a float32
 
 
@@ -176,6 +177,11 @@ def split_tokens(X: DocumentsLike, rng: np.random.Generator) -> tuple[scipy.spar
     """
     matrix = canonical_csr(X)
     # One element per token: the entry of the matrix that it belongs to, and its weight.
+    if matrix.nnz and matrix.data.max() > _MAX_SPLIT:
+        largest = int(np.argmax(matrix.data))
+        place = int(np.searchsorted(matrix.indptr, largest, side="right")) - 1
+        count = f"the count of word {matrix.indices[largest]} is {matrix.data[largest]:g}"
+        raise ValueError(f"document {place}: {count}; to be split, a count must be at most {_MAX_SPLIT:,}")
     pieces = np.ceil(matrix.data).astype(np.int64)
     entry = np.repeat(np.arange(matrix.nnz), pieces)
     weight = np.ones(entry.size)
@@ -366,9 +372,9 @@ def _token_capacity(counts: npt.NDArray, offsets: npt.NDArray, planned: int) -> 
 def document_numbers(rows: npt.NDArray) -> npt.NDArray[np.int32]:
     """Return one number per document of a minibatch, such that copies of a document get different numbers."""
     numbers = rows.astype(np.uint32)
-    if np.unique(rows).size < rows.size:
+    ordered = np.sort(rows)
+    if (ordered[1:] == ordered[:-1]).any():
         order = np.argsort(rows, kind="stable")
-        ordered = rows[order]
         first = np.searchsorted(ordered, ordered)  # the position of the first copy
         numbers[order] ^= (np.arange(rows.size) - first).astype(np.uint32) * np.uint32(0x9E3779B9)
     return numbers.view(np.int32)

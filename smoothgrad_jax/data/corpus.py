@@ -78,6 +78,7 @@ class Corpus(NamedTuple):
         """Copy some documents into memory."""
         chosen = batches.check_rows(rows, self.num_docs)
         positions = batches.entry_positions(self, chosen)
+        batches.check_entries(self, positions)
         indptr = np.concatenate([[0], np.cumsum(self.indptr[chosen + 1] - self.indptr[chosen])])
         arrays = np.asarray(self.data[positions]), np.asarray(self.indices[positions], np.int32), indptr
         return scipy.sparse.csr_array(arrays, (len(chosen), self.num_words))
@@ -86,9 +87,16 @@ class Corpus(NamedTuple):
         """Return how often each word occurs [V]. Reads the corpus in parts."""
         counts = np.zeros(self.num_words)
         for part in self.parts(1 << 16):
-            entries = slice(part.indptr[0], part.indptr[-1])
+            entries = slice(int(part.indptr[0]), int(part.indptr[-1]))
+            batches.check_entries(part, entries)
             counts += np.bincount(part.indices[entries], part.data[entries], self.num_words)
         return counts
+
+    def lengths(self) -> npt.NDArray[np.float64]:
+        """Return the number of words of each document [D], repetitions included."""
+        entries = slice(self.indptr[0], self.indptr[-1])
+        total = np.concatenate([[0.0], np.cumsum(self.data[entries], dtype=np.float64)])
+        return np.diff(total[self.indptr - self.indptr[0]])
 
     def layout(self, batch_size: int) -> Layout:
         """Return a shape for minibatches of ``batch_size`` ≤ D documents.

@@ -152,12 +152,12 @@ def _parse_numbers(chunk: bytes) -> npt.NDArray | None:
 
 def _first_outside(numbers: npt.NDArray, first: float, last: float, integers: bool = True) -> str | None:
     """Return the first number that is not in a range, or not an integer; None if there is none."""
-    fractional = integers and numbers.dtype.kind != "i" and (numbers % 1).any()
+    fractional = integers and numbers.dtype.kind != "i" and (numbers != np.floor(numbers)).any()
     if not len(numbers) or (first <= numbers.min() and numbers.max() <= last and not fractional):
         return None
     valid = (numbers >= first) & (numbers <= last)
     if fractional:
-        valid &= numbers % 1 == 0
+        valid &= numbers == np.floor(numbers)
     return f"{numbers[np.argmin(valid)]:.17g}"
 
 

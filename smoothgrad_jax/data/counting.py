@@ -27,7 +27,8 @@ import tempfile
 import time
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from operator import itemgetter
 from typing import IO, Any, NamedTuple, cast
 
@@ -36,7 +37,10 @@ import numpy.typing as npt
 import scipy.sparse
 
 from smoothgrad_jax.data import text
+from smoothgrad_jax.data.collocations import collocations
+from smoothgrad_jax.data.documents import Metadata
 from smoothgrad_jax.data.errors import CorpusError, OptionName
+from smoothgrad_jax.data.scripts import check_script
 from smoothgrad_jax.data.sources import Source
 
 _SPOOL_BYTES = 8 << 20  # size up to which a temporary file stays in memory
@@ -44,6 +48,7 @@ _SPOOL_WORDS = 1_000_000  # distinct words per spool
 _MAX_INTEGER = 1 << 32  # larger counts are stored as floats
 
 OnProgress = Callable[[int], None]  # called with the number of documents so far
+OnMetadata = Callable[[Metadata], None]  # called with the metadata of each document
 Arrays = tuple[npt.NDArray, npt.NDArray, npt.NDArray]  # indptr, indices and data of some documents
 Words = list[str] | IO[bytes]  # words, or a file with one word per line
 NewFile = Callable[[], IO[bytes]]
@@ -86,18 +91,21 @@ def count(
     jobs: int | None = None,
     progress: OnProgress | None = None,
     folder: str | os.PathLike | None = None,
+    record: OnMetadata | None = None,
 ) -> Iterator[Counted]:
     """Count a source.
 
     Args:
       source: The source.
       tokens: The definition of a token, if the source is text.
-      limits: ``min_df``, ``max_df`` and ``max_features`` of :func:`smoothgrad_jax.data.text.choose_words`, or
+      limits: ``min_df``, ``max_df`` and ``max_features`` of :func:`smoothgrad_jax.data.text.choose_words`, and if
+        sequences of words are counted ``min_npmi`` of :func:`smoothgrad_jax.data.collocations.collocations`; or
         ``"auto"``.
       vocabulary: The words to count; by default they are selected by ``limits``.
       jobs: Processes that count text.
       progress: As in :func:`smoothgrad_jax.data.corpus_folder.convert`.
       folder: The folder of the spools, by default the system's folder for temporary files.
+      record: Called with the metadata of each document in order, if the source has some.
 
     Yields:
       The counts, whose blocks can be read inside the context.
@@ -115,18 +123,30 @@ def count(
             return cast(IO[bytes], stack.enter_context(tempfile.SpooledTemporaryFile(_SPOOL_BYTES, dir=parent)))
 
         choose = vocabulary is None and (source.is_text or any(value != "auto" for value in limits.values()))
+        chunks = None
+        if tokens is not None:
+            texts, counted = _texts(source, record), tokens
+            if vocabulary is None and tokens.tokenizer is None and tokens.token_pattern == text.WORD:
+                texts = check_script(texts)
+            if vocabulary is None and limits.get("min_npmi", -1) != -1:  # the scores need the counts of single words
+                counted = tokens._replace(ngram_range=(1, tokens.ngram_range[1]))
+            stream = text.count_stream(texts, counted, jobs)
+            chunks = stack.enter_context(contextlib.closing(stream))
         if vocabulary is not None:
-            statistics, spools, ranks = _count_vocabulary(source, tokens, vocabulary, jobs, dropped, new_file, tally)
-        elif tokens is not None:
-            statistics, spools, ranks = _count_text(source, tokens, jobs, new_file, tally)
+            statistics, spools, ranks = _count_vocabulary(source, chunks, vocabulary, dropped, new_file, tally)
+        elif chunks is not None:
+            statistics, spools, ranks = _count_text(chunks, new_file, tally)
         else:
             statistics, spools, ranks = _count_ids(source, new_file, tally)
+        if record is not None and chunks is None:
+            for metadata in source.metadata():
+                record(metadata)
         if tally.documents == 0:
             raise CorpusError(f"{_name(source)}: expected documents, got none")
         kept = np.ones(len(statistics.frequency), bool)
         if choose:
             limits = text.set_limits(tally.documents, **limits) if source.is_text else _set_count_limits(limits)
-            kept = text.choose_words(statistics.frequency, statistics.total, tally.documents, **limits)
+            kept = _choose_words(statistics, tally.documents, tokens, **limits)
             ids = np.where(kept, np.cumsum(kept) - 1, -1).astype(np.int32)
             ranks = [ids if rank is None else ids[rank] for rank in ranks]
         dropped["pruned_words"] = int(np.count_nonzero(statistics.frequency[~kept]))
@@ -223,22 +243,28 @@ class _Tally:
 _Counts = tuple[_WordStatistics, list[_Spool], list[npt.NDArray | None]]  # and per spool the ranks of its word numbers
 
 
-def _count_text(source: Source, tokens: text.Tokens, jobs: int | None, new_file: NewFile, tally: _Tally) -> _Counts:
+def _texts(source: Source, record: OnMetadata | None) -> Iterator[str]:
+    for document in source.documents():
+        if record is not None and source.has_metadata:
+            record(document.metadata)
+        yield document.text
+
+
+def _count_text(chunks: Iterable[text.Chunk], new_file: NewFile, tally: _Tally) -> _Counts:
     """Count text whose words are unknown: each spool numbers them in order of appearance."""
     spools: list[_Spool] = []
     words: list[tuple[Words, npt.NDArray]] = []
     numbers: dict[str, int] = {}
-    with contextlib.closing(text.count_stream(source.texts(), tokens, jobs)) as chunks:
-        for chunk in chunks:
-            if not spools or len(numbers) >= _SPOOL_WORDS:
-                if spools:
-                    words.append(_sort_words(numbers, new_file()))
-                    spools[-1].statistics = spools[-1].resized(len(numbers))  # free the unused capacity
-                spools.append(_Spool(new_file()))
-                numbers = defaultdict(itertools.count().__next__)
-            number = np.fromiter(map(numbers.__getitem__, chunk.words), np.int32, len(chunk.words))
-            spools[-1].add(chunk.indptr, number[chunk.indices], chunk.data)
-            tally.add(chunk.indptr)
+    for chunk in chunks:
+        if not spools or len(numbers) >= _SPOOL_WORDS:
+            if spools:
+                words.append(_sort_words(numbers, new_file()))
+                spools[-1].statistics = spools[-1].resized(len(numbers))  # free the unused capacity
+            spools.append(_Spool(new_file()))
+            numbers = defaultdict(itertools.count().__next__)
+        number = np.fromiter(map(numbers.__getitem__, chunk.words), np.int32, len(chunk.words))
+        spools[-1].add(chunk.indptr, number[chunk.indices], chunk.data)
+        tally.add(chunk.indptr)
     words.append(_sort_words(numbers))
     if not spools:
         nothing = np.zeros(0, np.int64)
@@ -249,28 +275,26 @@ def _count_text(source: Source, tokens: text.Tokens, jobs: int | None, new_file:
 
 def _count_vocabulary(
     source: Source,
-    tokens: text.Tokens | None,
+    chunks: Iterable[text.Chunk] | None,
     vocabulary: list[str],
-    jobs: int | None,
     dropped: dict[str, float],
     new_file: NewFile,
     tally: _Tally,
 ) -> _Counts:
     """Count a source with the words of a vocabulary; tokens outside are added to ``dropped``."""
     spool, numbers = _Spool(new_file()), {word: i for i, word in enumerate(vocabulary)}
-    if tokens is not None:
-        stream = (text.renumber(chunk, numbers) for chunk in text.count_stream(source.texts(), tokens, jobs))
+    if chunks is not None:
+        stream = (text.renumber(chunk, numbers) for chunk in chunks)
     elif source.vocabulary is not None:
         number = np.array([numbers.get(word, -1) for word in source.vocabulary], np.int32)
         stream = (_add_duplicates(text.keep_entries(indptr, number[ids], n)) for indptr, ids, n in _blocks(source))
     else:
         raise CorpusError(f"{_name(source)}: its words have no names, by which they could be matched with a vocabulary")
-    with contextlib.closing(stream):
-        for part in stream:
-            spool.add(part.indptr, part.indices, part.data)
-            dropped["tokens_outside_vocabulary"] = _as_int(dropped["tokens_outside_vocabulary"] + part.outside)
-            dropped["documents_that_lost_all_words"] += part.lost
-            tally.add(part.indptr)
+    for part in stream:
+        spool.add(part.indptr, part.indices, part.data)
+        dropped["tokens_outside_vocabulary"] = _as_int(dropped["tokens_outside_vocabulary"] + part.outside)
+        dropped["documents_that_lost_all_words"] += part.lost
+        tally.add(part.indptr)
     return spool.resized(len(vocabulary), vocabulary), [spool], [None]
 
 
@@ -284,6 +308,31 @@ def _count_ids(source: Source, new_file: NewFile, tally: _Tally) -> _Counts:
     if source.vocabulary is not None:
         size = len(source.vocabulary)
     return spool.resized(size, source.vocabulary), [spool], [None]
+
+
+def _choose_words(
+    statistics: _WordStatistics,
+    num_docs: int,
+    tokens: text.Tokens | None,
+    min_df: float,
+    max_df: float,
+    max_features: int | None,
+    min_npmi: float | None = None,
+) -> npt.NDArray[np.bool_]:
+    """Return whether each word is kept; of sequences of words, those whose words belong together."""
+    frequency, total, _, words = statistics
+    selected = np.ones(len(frequency), bool)
+    if tokens is not None and min_npmi not in (None, -1):
+        assert words is not None, "text has words"
+        read = partial(_read_words, words)
+        low = text.num_documents(min_df, num_docs)
+        selected = collocations(read, frequency, total, low, min_npmi, tokens.ngram_range)
+        if frequency.any() and not selected.any():
+            limits = OptionName("min_df", min_df), " and ", OptionName("min_npmi", min_npmi)
+            raise CorpusError("no sequence of words is left after ", *limits, "; lower one of them")
+    kept = np.zeros(len(frequency), bool)
+    kept[selected] = text.choose_words(frequency[selected], total[selected], num_docs, min_df, max_df, max_features)
+    return kept
 
 
 def _blocks(source: Source) -> Iterator[Arrays]:

@@ -12,24 +12,28 @@ import io
 import json
 import os
 import platform
+import re
 import shutil
+import stat
 import sys
+import threading
 import time
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NotRequired, TypeAlias, TypedDict
+from typing import Any, BinaryIO, NotRequired, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
 from smoothgrad_jax import __version__
+from smoothgrad_jax.data import schema
+from smoothgrad_jax.data.schema import Json, Schema
 
 _CHUNK_BYTES = 1 << 22
-
-
-Json: TypeAlias = Any  # None, bool, int, float, str, and lists and dictionaries of these
+_LOW_PRIORITY = 15  # of the thread that compares checksums, from −20 (high) to 19
+_CRC32 = re.compile("[0-9a-f]{8}")
 
 
 class SaveError(OSError):
@@ -50,6 +54,14 @@ class Entry(TypedDict):
     bytes: int
     crc32: str
     dtype: NotRequired[str]
+
+
+def _crc32(value: Json, name: str) -> None:
+    if not isinstance(value, str) or not _CRC32.fullmatch(value):
+        raise ValueError(f"{name} must be eight hexadecimal digits, got {value!r:.60}")
+
+
+ENTRY: Schema = schema.record({"bytes": schema.integer(), "crc32": _crc32}, {"dtype": schema.string})  # of an Entry
 
 
 class FileWriter:
@@ -105,27 +117,62 @@ def array_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
     return header.getvalue()
 
 
-def verify(path: str | os.PathLike, entry: Entry | None, *, checksum: bool = True) -> None:
+def open_regular(path: str | os.PathLike) -> BinaryIO:
+    """Open a file for reading, if it is a regular file and no link that leads out of its folder.
+
+    A folder from someone else may contain a pipe or a link to a device, which would block the reader for ever, or a
+    link to a private file of the reader.
+
+    Raises:
+      FileNotFoundError: There is no such file.
+      LoadError: It cannot be opened, or is of another kind.
+    """
+    path = Path(path)
+    folder = path.parent.resolve()
+    if path.is_symlink() and not path.resolve().is_relative_to(folder):
+        raise LoadError(f"{path}: is a link that leads out of its folder; copy the file into the folder")
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise LoadError(f"{path}: cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise LoadError(f"{path}: expected a regular file, got a folder, a pipe or a device")
+    return os.fdopen(descriptor, "rb")
+
+
+def read_bytes(path: str | os.PathLike) -> bytes:
+    """Return the content of a file; raises as :func:`open_regular`."""
+    with open_regular(path) as file:
+        return file.read()
+
+
+def verify(
+    path: str | os.PathLike, entry: Entry | None, *, checksum: bool = True, stop: threading.Event | None = None
+) -> None:
     """Check that a file has the content that was written.
 
     Args:
       path: The file.
       entry: Returned by :func:`write_file`; None if the description of the folder does not name the file.
       checksum: Read the file and compare its checksum. If False, only its size is compared.
+      stop: Return early, without an error, once it is set.
 
     Raises:
       LoadError: If the file is missing, damaged or not described.
     """
     if not entry:
         raise LoadError(f"{path}: not named in the description of its folder")
-    size = crc = 0
+    crc = 0
     try:
-        if checksum:
-            with open(path, "rb") as file:
-                while chunk := file.read(_CHUNK_BYTES):
-                    size, crc = size + len(chunk), zlib.crc32(chunk, crc)
-        else:
-            size = os.stat(path).st_size
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            while checksum and size == entry["bytes"] and (chunk := file.read(_CHUNK_BYTES)):
+                crc = zlib.crc32(chunk, crc)
+                if stop is not None and stop.is_set():
+                    return
     except FileNotFoundError as error:
         raise LoadError(f"{path}: missing") from error
     except OSError as error:
@@ -134,6 +181,46 @@ def verify(path: str | os.PathLike, entry: Entry | None, *, checksum: bool = Tru
         raise LoadError(f"{path}: damaged: expected {entry['bytes']} bytes, got {size}")
     if checksum and f"{crc:08x}" != entry["crc32"]:
         raise LoadError(f"{path}: damaged: expected the checksum {entry['crc32']}, got {crc:08x}")
+
+
+class SumCheck:
+    """Compares the checksums of files in a thread of low priority, while the caller works with them.
+
+    Args:
+      folder: The folder of the files.
+      files: Their entries.
+    """
+
+    def __init__(self, folder: str | os.PathLike, files: Mapping[str, Entry]) -> None:
+        self._error: LoadError | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(Path(folder), dict(files)), name="sums", daemon=True)
+        self._thread.start()
+
+    def check(self, *, wait: bool = False) -> None:
+        """Raise the error that was found so far; with ``wait``, read the remaining files first.
+
+        Raises:
+          LoadError: A file is damaged.
+        """
+        while wait and self._thread.is_alive():
+            self._thread.join(0.1)
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stop.set()
+
+    def _run(self, folder: Path, files: dict[str, Entry]) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # a thread has a priority of its own on Linux only
+            if sys.platform == "linux":
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
+        try:
+            for name, entry in files.items():
+                verify(folder / name, entry, stop=self._stop)
+        except LoadError as error:
+            self._error = error
 
 
 def read_array(path: str | os.PathLike, entry: Entry | None, *, checksum: bool = True) -> npt.NDArray:
@@ -168,7 +255,12 @@ def write_json(path: str | os.PathLike, body: Mapping[str, Any]) -> Entry:
 
 
 def read_json(
-    path: str | os.PathLike, format: str, version: int, *, if_older: str = "write it again"
+    path: str | os.PathLike,
+    format: str,
+    version: int,
+    content: Schema = schema.anything,
+    *,
+    if_older: str = "write it again",
 ) -> dict[str, Any]:
     """Read a file of :func:`write_json`.
 
@@ -176,6 +268,7 @@ def read_json(
       path: The file.
       format: The required value of the key ``format``, such as ``"smoothgrad model"``.
       version: The required value of the key ``version``.
+      content: The schema of the content.
       if_older: Advice to the user of a file of an older version.
 
     Returns:
@@ -186,10 +279,11 @@ def read_json(
       LoadError: If the file is missing, damaged, or of another format.
     """
     try:
-        with open(path, "rb") as file:
-            body = json.loads(file.read())
+        body = json.loads(read_bytes(path))
     except FileNotFoundError as error:
         raise LoadError(f"{path}: missing; every {format} has this file") from error
+    except LoadError:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         raise LoadError(f"{path}: damaged, or not a {format}: {error}") from error
     if not isinstance(body, dict) or body.get("format") != format:
@@ -201,6 +295,10 @@ def read_json(
     if found != version:
         advice = if_older if isinstance(found, int) and found < version else "upgrade this package"
         raise VersionError(f"{path}: format version {found}, this package reads version {version}: {advice}")
+    try:
+        content(body, "")
+    except ValueError as error:
+        raise LoadError(f"{path}: damaged: {error}") from error
     return body
 
 
@@ -282,6 +380,8 @@ def saving(path: str | os.PathLike, what_is_left: Callable[[], str]) -> Iterator
     """
     try:
         yield
+    except SaveError:
+        raise
     except OSError as error:
         failure = SaveError(f"{path}: could not be written: {error.strerror or error}; {what_is_left()}")
         failure.errno = error.errno

@@ -28,7 +28,22 @@ class CorpusError(ValueError):
 
     def message(self, spell: Callable[[OptionName], str] = str) -> str:
         """Return the message, with each option as ``spell`` writes it."""
-        return "".join(spell(part) if isinstance(part, OptionName) else str(part) for part in self.args)
+        return _join(self.args, spell)
+
+    def __str__(self) -> str:
+        return self.message()
+
+
+class CorpusWarning(UserWarning):
+    """Issued if a corpus can be read, but probably not as the user wants; made of the parts of a :class:`CorpusError`.
+
+    Args:
+      *parts: The message in pieces.
+    """
+
+    def message(self, spell: Callable[[OptionName], str] = str) -> str:
+        """Return the message, with each option as ``spell`` writes it."""
+        return _join(self.args, spell)
 
     def __str__(self) -> str:
         return self.message()
@@ -51,3 +66,7 @@ def plural(count: int, noun: str) -> str:
     if count != 1:
         noun = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
     return f"{count:,} {noun}"
+
+
+def _join(parts: Pieces, spell: Callable[[OptionName], str]) -> str:
+    return "".join(spell(part) if isinstance(part, OptionName) else str(part) for part in parts)

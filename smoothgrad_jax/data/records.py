@@ -1,6 +1,8 @@
 """Texts in files: a file that is one text, JSON lines, and delimited tables."""
 
+import contextlib
 import csv
+import itertools
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -8,13 +10,18 @@ from typing import Any
 
 from smoothgrad_jax.data import compressed_files
 from smoothgrad_jax.data.compressed_files import decode, read_utf8, text_lines, without_suffix
-from smoothgrad_jax.data.errors import OptionName, corpus_error, excerpt, plural
+from smoothgrad_jax.data.documents import Document, metadata_of
+from smoothgrad_jax.data.errors import CorpusError, OptionName, corpus_error, excerpt, plural
 from smoothgrad_jax.data.formats import Format
 from smoothgrad_jax.data.sources import Head, Source
 
 MAX_TEXT_BYTES = 2**26  # length of one text
 
+OPTIONS = frozenset({"field", "id", "keep"})  # options of formats with fields
+
 _FIELDS = ("text", "body", "abstract", "content")  # the usual names of the text in a record
+_INSPECTED = 20  # records from which the delimiter is found
+_IDS = ("id", "doi", "url")  # the usual names of the id, also in capital letters
 
 
 def read_text(path: Path, encoding: str) -> str:
@@ -44,46 +51,56 @@ def json_records(path: Path, encoding: str) -> Iterator[tuple[int, dict[str, Any
         yield number, record
 
 
-def table_format(name: str, delimiter: str, priority: int) -> Format:
-    """Return the format of tables with a delimiter, whose files are named ``*.name`` or have a known column."""
+def table_format(name: str, delimiters: str, priority: int) -> Format:
+    """Return the format of tables with one of some delimiters, whose files are named ``*.name`` or have a known column.
+
+    Several files of one table can have different delimiters.
+    """
+
+    def records_of(source: Source, path: Path) -> Iterator[tuple[int, list[str]]]:
+        delimiter = _delimiter(path, source, name, delimiters)
+        return _table_records(path, source.encoding, name, delimiter)
 
     def recognise(head: Head) -> bool:
         if without_suffix(head.path.name.lower()).endswith(f".{name}"):
             return not head.is_folder
         try:
             lines = [line.decode("utf-8", "replace") for line in head.lines[:2]]
-            rows = list(csv.reader(lines, delimiter=delimiter))
+            headers = [next(csv.reader(lines, delimiter=delimiter), []) for delimiter in delimiters]
         except csv.Error:
             return False
-        known = [head.field] if head.field else _FIELDS
-        return bool(rows) and any(column in rows[0] for column in known) and (len(rows[0]) > 1 or bool(head.field))
+        known = {head.field} if head.field else {*_FIELDS}
+        return any(known & {*header} and (len(header) > 1 or bool(head.field)) for header in headers)
 
     def prepare(source: Source) -> Source:
-        number, names = next(_table_records(source.paths[0], source.encoding, name, delimiter), (1, []))
-        return with_field(source, number, names, names)
+        number, names = next(records_of(source, source.paths[0]), (1, []))
+        return with_metadata(with_field(source, number, names, names), number, names)
 
-    def texts(source: Source) -> Iterator[str]:
+    def documents(source: Source) -> Iterator[Document]:
         for path in source.paths:
-            records = _table_records(path, source.encoding, name, delimiter)
+            records = records_of(source, path)
             number, header = next(records, (1, []))
-            if source.field is None or header.count(source.field) != 1:
-                raise corpus_error(path, f"expected one column {source.field!r}, got {listed(header)}", number)
-            column = header.index(source.field)
+            for field in (source.field, *source.keep):
+                if field is None or header.count(field) != 1:
+                    raise corpus_error(path, f"expected one column {field!r}, got {listed(header)}", number)
+            column, *keep = (header.index(str(field)) for field in (source.field, *source.keep))
+            id = header.index(source.id) if source.id in header else None  # other files can have no ids
             for number, record in records:
                 if len(record) != len(header):
                     expected = f"expected {plural(len(header), 'column')} as in the header"
                     raise corpus_error(path, f"{expected}, got {len(record)}", number)
-                yield record[column]
+                metadata = metadata_of(None if id is None else record[id], [record[i] for i in keep])
+                yield Document(record[column], metadata)
 
-    return Format(priority, recognise, texts=texts, prepare=prepare, options=frozenset({"field"}))
+    return Format(priority, recognise, documents, prepare=prepare, options=OPTIONS)
 
 
-def with_field(source: Source, line: int, names: list[str], texts: list[str]) -> Source:
+def with_field(source: Source, line: int | None, names: list[str], texts: list[str]) -> Source:
     """Return the source with the name of the field that is the text.
 
     Args:
       source: The source, with the field that the user requires, if any.
-      line: The line of the first record.
+      line: The line of the first record, if the file has lines.
       names: The fields of the first record.
       texts: The fields that can be the text.
 
@@ -102,10 +119,47 @@ def with_field(source: Source, line: int, names: list[str], texts: list[str]) ->
     return source._replace(field=field)
 
 
+def with_metadata(source: Source, line: int | None, names: list[str]) -> Source:
+    """Return the source with the name of the field that is the id.
+
+    Args:
+      source: The source, with the id and the fields to keep that the user requires, if any.
+      line: The line of the first record, if the file has lines.
+      names: The fields of the first records.
+
+    Raises:
+      CorpusError: If a required field is missing.
+    """
+    required = [("id", source.id)] if source.id is not None else []
+    for option, name in (*required, *(("keep", name) for name in source.keep)):
+        if name not in names:
+            problem = OptionName(option, name), f": there is no such field; expected one of {listed(names)}"
+            raise corpus_error(source.paths[0], problem, line)
+    if source.id is not None:
+        return source
+    likely = (name for id in _IDS for name in names if name.lower() == id and names.count(name) == 1)
+    return source._replace(id=next((name for name in likely if name != source.field), None))
+
+
 def listed(names: Iterable[str]) -> str:
     """Return names as a list for a message."""
     names = [excerpt(name) for name in names]
     return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "") if names else "none"
+
+
+def _delimiter(path: Path, source: Source, name: str, delimiters: str) -> str:
+    """Return the delimiter for which the header has a known column, then the records its length, then most columns."""
+    known = {source.field} if source.field else {*_FIELDS}
+
+    def score(delimiter: str) -> tuple[bool, bool, int]:
+        rows: list[list[str]] = []
+        with contextlib.suppress(CorpusError):  # it is raised again if this is the best delimiter
+            for _, row in itertools.islice(_table_records(path, source.encoding, name, delimiter), _INSPECTED):
+                rows.append(row)
+        header = rows[0] if rows else []
+        return bool(known & {*header}), all(len(row) == len(header) for row in rows), len(header)
+
+    return delimiters if len(delimiters) == 1 else max(delimiters, key=score)
 
 
 def _table_records(path: Path, encoding: str, name: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:

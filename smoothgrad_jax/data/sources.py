@@ -1,12 +1,14 @@
-"""Sources of documents: recognise the format of files, and stream their texts or counts in bounded memory.
+"""Sources of documents: recognise the format of files, and stream their documents in bounded memory.
 
 | format       | a document is                | recognised by                                                          |
 |--------------|------------------------------|------------------------------------------------------------------------|
-| ``text``     | a line that is not blank     | no other format                                                        |
+| ``text``     | a line, also a blank one     | no other format                                                        |
 | ``files``    | a file in a folder           | a folder                                                               |
 | ``jsonl``    | a line, a JSON object        | a first line that is a JSON object                                     |
-| ``csv``      | a record                     | a header with the given column, or text, body, abstract or content     |
+| ``csv``      | a record                     | a header with the given column, or text, body, abstract or content;    |
+|              |                              | the delimiter, of ``,`` ``;`` ``|`` and tab, is that of the header     |
 | ``tsv``      | a record                     | as csv; both also by names that end in ``.csv`` or ``.tsv``            |
+| ``parquet``  | a row                        | the first four bytes; read by pyarrow                                  |
 | ``uci``      | all lines ``d w count``      | three lines of one number: D, V, entries. d and w count from 1         |
 | ``mm``       | a row: lines ``d w count``   | ``%%MatrixMarket``; coordinate, integer, real or pattern, general      |
 | ``ldac``     | a line ``N w:count …``       | N pairs on each line. w counts from 0 (or 1, see :func:`open_source`)  |
@@ -14,13 +16,16 @@
 | ``npz``      | a row                        | a zip archive; ``scipy.sparse.save_npz`` of csr, csc or coo            |
 | ``folder``   |                              | a folder that :mod:`smoothgrad_jax.data.corpus_folder` wrote           |
 
-The formats are modules of :mod:`smoothgrad_jax.data.formats`. Files may be compressed by gzip, bzip2 or xz. Several
+Documents of files, jsonl, csv, tsv and folder can have ids and kept fields (:mod:`smoothgrad_jax.data.documents`). The
+formats are modules of :mod:`smoothgrad_jax.data.formats`. Files may be compressed by gzip, bzip2 or xz. Several
 files form one corpus, in the given order.
 """
 
 import codecs
+import contextlib
 import os
 import re
+import zipfile
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +34,9 @@ from typing import NamedTuple, TypeVar
 from smoothgrad_jax.data import compressed_files, formats, text
 from smoothgrad_jax.data.compressed_files import SUFFIXES, decompress, read_utf8, without_suffix
 from smoothgrad_jax.data.count_blocks import Block
+from smoothgrad_jax.data.documents import Document, Metadata
 from smoothgrad_jax.data.errors import CorpusError, OptionName, Pieces, corpus_error, plural
+from smoothgrad_jax.data.local_files import regular_file
 
 _HEAD_BYTES = 2**16  # the part of a file from which its format is recognised
 _HEAD_LINES = 200
@@ -37,13 +44,30 @@ _FOREIGN = {
     b"(\xb5/\xfd": "compressed by zstd; decompress it first",
     b"\x1f\x9d": "compressed by compress; decompress it first",
     b"7z\xbc\xaf": "a 7z archive; unpack it first",
-    b"%PDF-": "a PDF; extract its text first",
-    b"PAR1": "a Parquet file; write its text as JSON lines first",
+    b"Rar!\x1a\x07": "a rar archive; unpack it first",
+    b"%PDF-": "a PDF document; extract its text first, for example by pdftotext",
+    b"%!PS": "a PostScript document; extract its text first",
+    b"{\\rtf": "an RTF document; save it as plain text first",
+    b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": "an Office document (.doc, .xls, .ppt); save it as plain text or CSV first",
     b"\x89HDF": "an HDF5 file; save its matrix by scipy.sparse.save_npz first",
     b"\x93NUMPY": "a single array; save a sparse matrix by scipy.sparse.save_npz",
+    b"\x80\x04\x95": "a pickle, which could execute any code; write its texts as JSON lines first",
+    b"\x80\x05\x95": "a pickle, which could execute any code; write its texts as JSON lines first",
+    b"SQLite format 3\0": "an SQLite database; export its table as CSV first",
+    b"ARROW1": "an Arrow (Feather) file; write it as Parquet first",
+    b"\x89PNG": "an image; extract its text first",
+    b"\xff\xd8\xff": "an image; extract its text first",
+}
+# Members of zip archives -> what the archive is.
+_ARCHIVES = {
+    "word/document.xml": "a Word document; save it as plain text first, or convert it: pandoc --to plain",
+    "xl/workbook.xml": "an Excel workbook; save the sheet with the texts as CSV first",
+    "ppt/presentation.xml": "a PowerPoint presentation; extract its text first",
+    "META-INF/container.xml": "an EPUB book; convert it to plain text first: pandoc --to plain",
+    "content.xml": "an OpenDocument file; save it as plain text or CSV first",
 }
 
-Document = TypeVar("Document")
+Part = TypeVar("Part", Document, Block)
 
 
 class Source(NamedTuple):
@@ -56,7 +80,9 @@ class Source(NamedTuple):
       format: The name of a format.
       vocabulary: The words, if they are given or come with the counts.
       num_words: V, if it is known from a header or a vocabulary.
-      field: The name of the text in jsonl, csv and tsv.
+      field: The name of the text in jsonl, csv, tsv and parquet.
+      id: The name of the field with the ids; None if documents are identified by their row numbers.
+      keep: The names of the fields that are kept beside the text.
       encoding: The encoding of texts.
       first_id: The id of the first word (in uci and mm also of the first document), if given.
       sort: Whether to sort triplets without inspecting their order.
@@ -69,6 +95,8 @@ class Source(NamedTuple):
     vocabulary: list[str] | None = None
     num_words: int | None = None
     field: str | None = None
+    id: str | None = None
+    keep: tuple[str, ...] = ()
     encoding: str = "utf-8"
     first_id: int | None = None
     sort: bool = False
@@ -77,18 +105,35 @@ class Source(NamedTuple):
 
     @property
     def is_text(self) -> bool:
-        """Whether the source has :meth:`texts`; otherwise it has :meth:`blocks`."""
-        return formats.get(self.format).texts is not None
+        """Whether the source has :meth:`documents`; otherwise it has :meth:`blocks`."""
+        return formats.get(self.format).documents is not None
 
-    def texts(self) -> Iterator[str]:
-        """Yield the documents of a source of text, or raise :class:`CorpusError`.
+    @property
+    def has_metadata(self) -> bool:
+        """Whether documents have ids or kept fields."""
+        return self.id is not None or bool(self.keep)
 
-        Blank lines of "text" are not documents; an empty record or file is an empty document.
+    def documents(self) -> Iterator[Document]:
+        """Yield the documents of a source of text with their ids and kept fields, or raise :class:`CorpusError`.
+
+        A blank line of "text" is an empty document, and so is an empty record or file. Blank lines between the records
+        of other formats are not documents.
         """
-        read = formats.get(self.format).texts
+        read = formats.get(self.format).documents
         if read is None:
             raise corpus_error(self.paths[0], f"contains {self.format}, not text")
         return _at_least_one(self, read(self))
+
+    def texts(self) -> Iterator[str]:
+        """Yield the texts of :meth:`documents`."""
+        return (document.text for document in self.documents())
+
+    def metadata(self) -> Iterator[Metadata]:
+        """Yield the ids and kept fields of all documents, of text or of counts; nothing if there are none."""
+        if not self.has_metadata:
+            return iter(())
+        read = formats.get(self.format).metadata
+        return read(self) if read else (document.metadata for document in self.documents())
 
     def blocks(self) -> Iterator[Block]:
         """Yield the documents of a source of counts, in blocks of about a million entries or documents.
@@ -131,11 +176,6 @@ class Head:
         Raises:
           CorpusError: If the file is binary. Formats of binary files are tried before those of text.
         """
-        for magic, kind in _FOREIGN.items():
-            if self.raw.startswith(magic):
-                raise corpus_error(self.path, f"is {kind}")
-        if self.raw[257:262] == b"ustar":
-            raise corpus_error(self.path, "is a tar archive; unpack it first")
         text = _first_bytes(read_utf8(self.path, self._encoding, _HEAD_BYTES)) if self.raw else b""
         if b"\0" in text:
             raise compressed_files.binary_error(self.path)
@@ -159,6 +199,8 @@ def open_source(
     paths: str | os.PathLike | Iterable[str | os.PathLike],
     *,
     field: str | None = None,
+    id: str | None = None,
+    keep: Iterable[str] = (),
     vocabulary: str | os.PathLike | Iterable[str] | bool | None = None,
     first_id: int | None = None,
     encoding: str = "utf-8",
@@ -168,11 +210,17 @@ def open_source(
     """Recognise files as one corpus, and read their headers.
 
     Args:
-      paths: A file or folder, or several, which form one corpus in the given order and have one format.
+      paths: A file or folder, or several, which form one corpus in the given order and have one format. A pipe, and
+        the standard input ``"-"``, are first copied to a temporary file, because a source is read several times.
       format: The name of a format, by default recognised from the content. A folder in a format other than "files" and
         "folder" stands for the files in it.
-      field: The field of jsonl, or column of csv and tsv, with the text. By default the first of "text", "body",
-        "abstract", "content" that exists, or the only one that contains text.
+      field: The field of jsonl, or column of csv, tsv and parquet, with the text. By default the first of "text",
+        "body", "abstract", "content" that exists, or the only one that contains text.
+      id: The field of jsonl, or column of csv, tsv and parquet, with the ids. By default the first of "id", "doi",
+        "url" that exists, in small or capital letters. The ids of "files" are the names of the files. A document
+        without an id is identified by its row number.
+      keep: The fields or columns to keep for the outputs that have one row per document. A corpus folder keeps those
+        with which it was converted; by default all of them are used.
       vocabulary: A file with one word per line, or the words. By default, counts use ``vocab.X.txt`` in the folder of
         ``docword.X.txt``, and ``vocab.txt`` or ``vocabulary.txt`` in the folder of other files; False uses none.
       first_id: The first id in the file, 0 or 1. By default 1 for uci and mm; for ldac and svmlight 0, unless there is
@@ -190,7 +238,7 @@ def open_source(
     if first_id not in (None, 0, 1):
         raise CorpusError(OptionName("first_id"), f": expected 0 or 1; got {first_id!r}")
     _check_encoding(encoding)
-    found = [Path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+    found = [regular_file(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
     if not found:
         raise CorpusError("expected at least one file")
     if format not in (None, "files", "folder"):
@@ -200,9 +248,11 @@ def open_source(
         if kind != kinds[0]:
             problem = f"expected {kinds[0]} as in {found[0]}, got {kind}; if that is wrong, pass "
             raise corpus_error(path, (problem, OptionName("format")))
-    source = Source(tuple(found), kinds[0], None, None, field, encoding, first_id, sort)
+    keep = tuple(dict.fromkeys([keep] if isinstance(keep, str) else keep))
+    source = Source(tuple(found), kinds[0], None, None, field, id, keep, encoding, first_id, sort)
     entry = formats.get(source.format)
-    for name, value in (("field", field), ("first_id", first_id), ("sort", sort or None)):
+    given = {"field": field, "id": id, "keep": ",".join(keep) or None, "first_id": first_id, "sort": sort or None}
+    for name, value in given.items():
         if value is not None and name not in entry.options:
             raise corpus_error(found[0], (OptionName(name, value), f" has no meaning for {source.format}"))
     return _with_vocabulary(entry.prepare(source) if entry.prepare else source, vocabulary)
@@ -248,11 +298,11 @@ def files_in(folder: Path) -> list[Path]:
     return sorted(found)
 
 
-def _at_least_one(source: Source, documents: Iterator[Document]) -> Iterator[Document]:
+def _at_least_one(source: Source, parts: Iterator[Part]) -> Iterator[Part]:
     found = False
-    for document in documents:
+    for part in parts:
         found = True
-        yield document
+        yield part
     if not found:
         raise corpus_error(source.paths[0], "expected documents, got none")
 
@@ -265,7 +315,24 @@ def _check_encoding(encoding: str) -> None:
         raise CorpusError(OptionName("encoding"), problem) from None
 
 
+def _refuse_foreign(head: Head) -> None:
+    """Raise an error that names the kind of a file that no format reads."""
+    kind = next((kind for magic, kind in _FOREIGN.items() if head.raw.startswith(magic)), None)
+    if head.raw[257:262] == b"ustar":
+        kind = "a tar archive; unpack it first"
+    if head.raw.startswith(b"PK"):
+        with contextlib.suppress(zipfile.BadZipFile, OSError, NotImplementedError, ValueError):
+            with zipfile.ZipFile(head.path) as archive:
+                names = archive.namelist()
+            kind = next((kind for name, kind in _ARCHIVES.items() if name in names), None)
+            if not kind and not any(name.endswith(".npy") for name in names):
+                kind = "a zip archive; unpack it first"
+    if kind:
+        raise corpus_error(head.path, f"is {kind}")
+
+
 def _first_format(head: Head) -> str:
+    _refuse_foreign(head)
     return next(name for name in formats.by_priority() if formats.get(name).recognise(head))
 
 

@@ -10,41 +10,65 @@ a chunk, so that processes count chunks independently.
 |                   | the first a letter                  | numbers belong to no topic                                |
 | ``stop_words``    | ``"english"``                       | words like *the* and *which* fill every topic             |
 | ``ngram_range``   | (1, 1)                              | single words                                              |
+| ``min_npmi``      | 0.4                                 | most sequences are frequent only because their words are  |
 | ``min_df``        | 5 documents; below 500 documents    | rarer words say little about co-occurrence, and they are  |
 |                   | one for every 100, at least 1       | the majority of all words                                 |
 | ``max_df``        | half of the documents; all below 20 | a word of most documents does not distinguish them        |
 | ``max_features``  | 50,000                              | λ has one row per word                                    |
 
 The options have the meaning that they have in ``CountVectorizer``: integers are numbers of documents, floats are
-fractions of all documents.
+fractions of all documents. Three options differ:
+
+- ``stop_words`` adds words to scikit-learn's English list; ``stop_words_only`` replaces the list. For text in another
+  language, pass a file with one word per line as ``stop_words_only``: https://github.com/stopwords-iso has lists for
+  more than fifty languages, and ``nltk.corpus.stopwords.words("german")`` returns one.
+- A sequence of words is kept if its words occur together more often than they would by chance; see
+  :func:`smoothgrad_jax.data.collocations.collocations`.
+- ``tokenizer`` splits a text into words, for scripts without spaces, or returns lemmas. It is called with the text as
+  it is; then the words are converted to lower case. Its name is saved with a model, and it must be passed again when
+  the model is applied to text: a model never imports code.
+
+The regular expression of a saved model is applied in other processes, which are killed if they need more than a minute
+for a million characters: matching can take exponential time, and Python cannot interrupt it.
 """
 
 import contextlib
 import itertools
 import os
+import pickle
 import re
 import signal
+import threading
+import time
 import warnings
 from array import array
 from collections import defaultdict, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache
 from numbers import Integral, Real
-from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
+from smoothgrad_jax.data import tokenizers
 from smoothgrad_jax.data.compressed_files import MAX_RECORD_BYTES, text_lines
-from smoothgrad_jax.data.errors import CorpusError, OptionName, Pieces, corpus_error, plural
+from smoothgrad_jax.data.errors import CorpusError, CorpusWarning, OptionName, Pieces, corpus_error, excerpt, plural
+from smoothgrad_jax.data.local_files import regular_file
+from smoothgrad_jax.data.tokenizers import Tokenizer
 
 WORD = r"(?u)\b[^\W\d_][^\W_]{2,}\b"  # three or more letters or digits, the first a letter
 
 _CHUNK = 1 << 20  # characters per chunk
 _MAX_VOCABULARY = 1 << 28  # characters of all words of a file
+_PARENT_INTERVAL = 0.5  # seconds between two looks of a worker for its parent
 _SERIAL_CHUNKS = 32  # chunks counted before worker processes start, because each worker imports scikit-learn
+_MAX_NGRAM = 10  # words
+_MIN_NPMI = 0.4  # of a sequence of words
+_MAX_PATTERN = 1_000  # characters of a regular expression in a saved model
+_PATTERN_SECONDS = 60  # for a chunk of _CHUNK characters and a regular expression of a saved model
+_PATTERN_WORKERS = 4  # processes that apply a regular expression of a saved model
 
 
 class TokenOptions(TypedDict, total=False):
@@ -53,16 +77,30 @@ class TokenOptions(TypedDict, total=False):
     lowercase: bool
     token_pattern: str
     stop_words: str | os.PathLike | Iterable[str] | None
+    stop_words_only: str | os.PathLike | Iterable[str] | None
     ngram_range: Sequence[int]
+    tokenizer: Tokenizer | str | None
 
 
 class Tokens(NamedTuple):
-    """The definition of a token; made and checked by :func:`tokens`, which describes the attributes."""
+    """The definition of a token; made and checked by :func:`tokens`, which describes the attributes.
+
+    Attributes:
+      stop_words: ``"english"``, or all words that are removed, or None.
+      trusted: False if the definition comes from a saved model; see the module.
+    """
 
     lowercase: bool
     token_pattern: str
     stop_words: str | tuple[str, ...] | None
     ngram_range: tuple[int, int]
+    tokenizer: Tokenizer | str | None = None
+    trusted: bool = True
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the values that are stored with a corpus or a model; a tokenizer is stored as its name."""
+        values = {name: getattr(self, name) for name in ("lowercase", "token_pattern", "stop_words", "ngram_range")}
+        return values if self.tokenizer is None else values | {"tokenizer": tokenizers.name_of(self.tokenizer)}
 
 
 class Chunk(NamedTuple):
@@ -101,47 +139,88 @@ def tokens(
     lowercase: bool = True,
     token_pattern: str = WORD,
     stop_words: str | os.PathLike | Iterable[str] | None = "english",
+    stop_words_only: str | os.PathLike | Iterable[str] | None = None,
     ngram_range: Sequence[int] = (1, 1),
+    tokenizer: Tokenizer | str | None = None,
     encoding: str = "utf-8",
 ) -> Tokens:
     """Return a checked definition of a token.
 
     Args:
-      lowercase: Whether *Star* and *star* are one word.
+      lowercase: Whether *Star* and *star* are one word; stop words are converted, too.
       token_pattern: Regular expression; a token is its match, or its only group.
-      stop_words: ``"english"``, None, words, or the path of a file with one word per line.
+      stop_words: Words to remove in addition to the English list, or the path of a file with one word per line;
+        ``"english"`` for the list alone, None to remove no word.
+      stop_words_only: Words to remove instead of the English list, or the path of a file.
       ngram_range: The shortest and the longest sequence of tokens that is a word.
-      encoding: The encoding of the file of stop words.
+      tokenizer: A function that takes a text and returns its words, instead of ``token_pattern``; or its name
+        ``"package.module:function"``, which every process imports. Worker processes get a copy of a function with
+        each chunk, so pass the name of a function that holds a large model.
+      encoding: The encoding of the files of stop words.
 
     Raises:
-      CorpusError: If an option is not usable, or the file of stop words cannot be read.
+      CorpusError: If an option is not usable, or a file of stop words cannot be read.
       ImportError: If scikit-learn is missing.
     """
-    try:
-        groups = re.compile(token_pattern).groups
-    except (re.error, TypeError) as error:
-        raise _option_error("token_pattern", f"{token_pattern!r} is not a regular expression: {error}") from None
-    if groups > 1:
-        raise _option_error("token_pattern", f"expected at most one group in {token_pattern!r}, got {groups}")
-    stops: str | tuple[str, ...] | None = None
-    if stop_words == "english":
-        stops = "english"
-    elif stop_words is not None:
-        words: Iterable[str]
-        if not isinstance(stop_words, str | os.PathLike):
-            words = stop_words
-        elif os.path.isfile(stop_words):
-            words = read_words(stop_words, encoding)
-        else:
-            expected = "expected english, or a file with one word per line"
-            raise _option_error("stop_words", f"{expected}; there is no file {os.fspath(stop_words)!r}")
-        stops = tuple(sorted(set(_check_words(words, "stop_words"))))
-    lengths = tuple(ngram_range)
-    if len(lengths) != 2 or not all(isinstance(n, Integral) for n in lengths) or not 1 <= lengths[0] <= lengths[1]:
-        raise _option_error("ngram_range", f"expected (shortest, longest), 1 ≤ shortest ≤ longest; got {lengths}")
-    result = Tokens(bool(lowercase), token_pattern, stops, (int(lengths[0]), int(lengths[1])))
+    _check_pattern(token_pattern)
+    if tokenizer is not None and token_pattern != WORD:
+        raise _option_error("token_pattern", "has no effect beside a tokenizer")
+    if stop_words_only is not None and stop_words != "english":
+        raise _option_error("stop_words", "has no effect beside stop_words_only")
+    stops: str | tuple[str, ...] | None = stop_words if stop_words == "english" and stop_words_only is None else None
+    if stop_words_only is not None:
+        stops = _stop_words(stop_words_only, "stop_words_only", lowercase, encoding)
+    elif stop_words not in ("english", None):
+        added = _stop_words(stop_words, "stop_words", lowercase, encoding)
+        stops = tuple(sorted({*added, *_english()}))
+    if isinstance(tokenizer, str):
+        tokenizers.load(tokenizer)
+    elif tokenizer is not None and not callable(tokenizer):
+        raise _option_error("tokenizer", f"expected a function or 'module:function', got {tokenizer!r}")
+    result = Tokens(bool(lowercase), token_pattern, stops, _check_lengths(ngram_range), tokenizer)
+    if isinstance(stops, tuple):
+        single = _analyzer(result._replace(ngram_range=(1, 1)))
+        split = sorted({word for stop in stops for word in single(stop)})
+        if split:
+            listed = ", ".join(map(excerpt, split[:5])) + (", …" if len(split) > 5 else "")
+            problem = f"some stop words are split into words that are kept; add them to the list: {listed}"
+            warnings.warn(CorpusWarning(problem), stacklevel=2)
     _analyzer(result)
     return result
+
+
+def stored_tokens(stored: object, tokenizer: Tokenizer | str | None = None) -> Tokens:
+    """Return the definition of a token that :meth:`Tokens.as_json` stored, without trust in the values.
+
+    Args:
+      stored: The values; those that are missing have the defaults. No file is read because of them and nothing is
+        imported.
+      tokenizer: The tokenizer, if the definition has one; its name must be the stored one.
+
+    Raises:
+      CorpusError: If the values are no definition, or the tokenizer is missing or has another name.
+    """
+    try:
+        if not isinstance(stored, Mapping):
+            raise TypeError(f"expected an object, got {excerpt(stored)}")
+        stored = {**Tokens(True, WORD, "english", (1, 1)).as_json(), **stored}
+        name, pattern, stops = stored.get("tokenizer"), stored["token_pattern"], stored["stop_words"]
+        _check_pattern(pattern)
+        if len(pattern) > _MAX_PATTERN:
+            raise ValueError(f"expected a token_pattern of at most {_MAX_PATTERN:,} characters")
+        if not isinstance(name, str | None) or (stops not in ("english", None) and not isinstance(stops, list | tuple)):
+            raise TypeError(f"expected a name and words, got {excerpt(name)} and {excerpt(stops)}")
+        stops = stops if stops is None or isinstance(stops, str) else tuple(_check_words(stops, "stop_words"))
+        lowercase, lengths = bool(stored["lowercase"]), _check_lengths(stored["ngram_range"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorpusError(f"the stored definition of a word is damaged: {error}") from None
+    given = None if tokenizer is None else tokenizers.name_of(tokenizer)
+    if given != name and name is None:
+        raise CorpusError(OptionName("tokenizer"), ": has no effect, because the words were found without one")
+    if given != name:
+        problem = f"the words were found with the tokenizer {excerpt(name)}; if you trust it, pass its name as "
+        raise CorpusError(problem, OptionName("tokenizer"), f", got {given!r}" if given else "")
+    return Tokens(lowercase, pattern, stops, lengths, tokenizer, trusted=tokenizer is not None or pattern == WORD)
 
 
 def read_words(path: str | os.PathLike, encoding: str = "utf-8") -> list[str]:
@@ -150,7 +229,7 @@ def read_words(path: str | os.PathLike, encoding: str = "utf-8") -> list[str]:
     Raises:
       CorpusError: If the file cannot be read, has a blank line before a word, or is too large for a vocabulary.
     """
-    path, words, length, blank = Path(path), [], 0, 0
+    path, words, length, blank = regular_file(path), [], 0, 0
     for number, line in text_lines(path, encoding, MAX_RECORD_BYTES):
         word = line.strip()
         length += len(word)
@@ -210,20 +289,27 @@ def count_stream(texts: Iterable[str], definition: Tokens, jobs: int | None = No
       texts: The documents.
       definition: The definition of a token.
       jobs: The number of processes; 1 starts no worker. By default one worker per core, started after 32 million
-        characters. Workers import neither JAX nor the caller's script. If workers cannot start or are killed, this
-        process counts the remaining texts.
+        characters, or one million with a tokenizer. Workers import neither JAX nor the caller's script. If workers
+        cannot start or are killed, this process counts the remaining texts, unless the definition is not trusted.
 
     Yields:
       Counts of consecutive texts, in order. About two chunks per process are in memory.
+
+    Raises:
+      CorpusError: If ``jobs`` is not usable, the tokenizer fails, or a stored regular expression takes too long.
     """
     if jobs is not None and (not isinstance(jobs, Integral) or jobs < 1):
         raise _option_error("jobs", f"expected an integer number of processes, at least 1, or None; got {jobs!r}")
     serial, workers = (_SERIAL_CHUNKS, _num_cores()) if jobs is None else (0, int(jobs))
+    if jobs is None and not definition.trusted:
+        serial, workers = 0, min(workers, _PATTERN_WORKERS)
+    elif jobs is None and definition.tokenizer is not None:
+        serial = 1  # a tokenizer can be slow
     pool, finished = None, False
     waiting: deque[Callable[[], Chunk]] = deque()
     try:
         for number, chunk in enumerate(_chunks(texts)):
-            if number == serial and workers > 1:
+            if number == serial and (workers > 1 or not definition.trusted):
                 pool = _start_pool(workers)
             waiting.append(_submit(pool, chunk, definition))
             if pool is None or len(waiting) > 2 * workers:
@@ -252,7 +338,9 @@ def keep_entries(indptr: npt.NDArray, indices: npt.NDArray, data: npt.NDArray) -
     return Kept(ends, indices[keep], data[keep], data[~keep].sum().item(), int(lost))
 
 
-def check_limits(min_df: float | str, max_df: float | str, max_features: int | str | None) -> None:
+def check_limits(
+    min_df: float | str, max_df: float | str, max_features: int | str | None, min_npmi: float | str = "auto"
+) -> None:
     """Check the vocabulary limits.
 
     Raises:
@@ -271,17 +359,29 @@ def check_limits(min_df: float | str, max_df: float | str, max_features: int | s
         raise _option_error(
             "max_features", f"expected an integer number of words, None or 'auto'; got {max_features!r}"
         )
+    if min_npmi != "auto" and not (isinstance(min_npmi, Real) and -1 <= float(min_npmi) <= 1):
+        raise _option_error("min_npmi", f"expected a number from -1 to 1, or 'auto'; got {min_npmi!r}")
 
 
 def set_limits(
-    num_docs: int, min_df: float | str, max_df: float | str, max_features: int | str | None
+    num_docs: int, min_df: float | str, max_df: float | str, max_features: int | str | None, **min_npmi: float | str
 ) -> dict[str, Any]:
     """Return the vocabulary limits with numbers instead of ``"auto"``; see the table of this module."""
     if min_df == "auto":
         min_df = min(max(num_docs // 100, 1), 5)
     if max_df == "auto":
         max_df = 0.5 if num_docs >= 20 else 1.0
-    return {"min_df": min_df, "max_df": max_df, "max_features": 50_000 if max_features == "auto" else max_features}
+    scores = {name: _MIN_NPMI if value == "auto" else value for name, value in min_npmi.items()}
+    return {
+        "min_df": min_df,
+        "max_df": max_df,
+        "max_features": 50_000 if max_features == "auto" else max_features,
+    } | scores
+
+
+def num_documents(limit: float, num_docs: int) -> float:
+    """Return a limit that is a number of documents, or a fraction of them, as a number."""
+    return limit if isinstance(limit, Integral) else limit * num_docs
 
 
 def choose_words(
@@ -303,8 +403,7 @@ def choose_words(
     Raises:
       CorpusError: If no word is left; the message names the option to relax.
     """
-    low = min_df if isinstance(min_df, Integral) else min_df * num_docs
-    high = max_df if isinstance(max_df, Integral) else max_df * num_docs
+    low, high = num_documents(min_df, num_docs), num_documents(max_df, num_docs)
     lower, higher = ("lower ", OptionName("min_df")), ("raise ", OptionName("max_df"))
     limits = (
         *(OptionName("min_df", min_df), f" requires a document frequency of at least {low:g}, "),
@@ -343,13 +442,63 @@ def _check_words(words: Iterable[str], name: str) -> list[str]:
     return words
 
 
+def _check_pattern(pattern: object) -> None:
+    try:
+        if not isinstance(pattern, str):
+            raise TypeError("expected a string")
+        groups = re.compile(pattern).groups
+    except (re.error, TypeError, OverflowError, RecursionError) as error:
+        raise _option_error("token_pattern", f"{pattern!r} is not a regular expression: {error}") from None
+    if groups > 1:
+        raise _option_error("token_pattern", f"expected at most one group in {pattern!r}, got {groups}")
+
+
+def _check_lengths(ngram_range: Any) -> tuple[int, int]:
+    lengths = tuple(ngram_range)
+    expected = f"expected (shortest, longest) up to {_MAX_NGRAM}, 1 ≤ shortest ≤ longest"
+    if len(lengths) != 2 or not all(isinstance(n, Integral) for n in lengths):
+        raise _option_error("ngram_range", f"{expected}; got {lengths}")
+    if not 1 <= lengths[0] <= lengths[1] <= _MAX_NGRAM:
+        raise _option_error("ngram_range", f"{expected}; got {lengths}")
+    return int(lengths[0]), int(lengths[1])
+
+
+def _stop_words(given: Any, name: str, lowercase: bool, encoding: str) -> tuple[str, ...]:
+    """Return words that are given as an option: words, or the path of a file."""
+    if isinstance(given, str | os.PathLike):
+        if not os.path.exists(given) or os.path.isdir(given):
+            expected = "expected english, or a file with one word per line"
+            raise _option_error(name, f"{expected}; there is no file {os.fspath(given)!r}")
+        given = read_words(given, encoding)
+    words = _check_words(given, name)
+    return tuple(sorted({word.lower() if lowercase else word for word in words}))
+
+
+def _english() -> frozenset[str]:
+    from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
+
+    return ENGLISH_STOP_WORDS
+
+
 @lru_cache(maxsize=8)
 def _analyzer(definition: Tokens) -> Callable[[str], list[str]]:
     try:
         from sklearn.feature_extraction.text import CountVectorizer
     except ImportError:
         raise ImportError('text is counted with scikit-learn: pip install "smoothgrad_jax[sklearn]"') from None
-    return CountVectorizer(**definition._asdict()).build_analyzer()
+    tokenizer = None
+    if definition.tokenizer is not None:
+        tokenizer = tokenizers.words_of(definition.tokenizer, definition.lowercase)
+    vectorizer = CountVectorizer(
+        lowercase=definition.lowercase and tokenizer is None,
+        token_pattern=definition.token_pattern,
+        stop_words=list(definition.stop_words) if isinstance(definition.stop_words, tuple) else definition.stop_words,
+        ngram_range=definition.ngram_range,
+        tokenizer=tokenizer,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about stop words that are split; `tokens` warns in one line
+        return vectorizer.build_analyzer()
 
 
 def _chunks(texts: Iterable[str]) -> Iterator[list[str]]:
@@ -383,10 +532,18 @@ def _interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _initialize_worker() -> None:
-    """Ignore Ctrl-C where it cannot be blocked, and warnings, which this process has already shown."""
+def _initialize_worker(parent: int) -> None:
+    """Ignore Ctrl-C where it cannot be blocked, and warnings, which this process has already shown; end with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     warnings.simplefilter("ignore")
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """End this process soon after its parent: a parent that is killed cannot end its workers."""
+    while os.getppid() == parent:
+        time.sleep(_PARENT_INTERVAL)
+    os._exit(1)
 
 
 def _start_pool(jobs: int) -> Any:
@@ -400,9 +557,17 @@ def _start_pool(jobs: int) -> Any:
             from multiprocessing import resource_tracker
 
             resource_tracker.ensure_running()
-        return ProcessPoolExecutor(jobs, initializer=_initialize_worker)
+        return ProcessPoolExecutor(jobs, initializer=_initialize_worker, initargs=(os.getpid(),))
     except (ImportError, OSError, NotImplementedError):
         return None
+
+
+def _in_time(future: Any, seconds: float | None, definition: Tokens) -> Chunk:
+    try:
+        return future.result(seconds)
+    except TimeoutError:
+        problem = f"the saved regular expression {definition.token_pattern!r} took more than {seconds:,.0f} s"
+        raise CorpusError(f"{problem} for {_CHUNK:,} characters; the model cannot be applied to this text") from None
 
 
 def _submit(pool: Any, texts: list[str], definition: Tokens) -> Callable[[], Chunk]:
@@ -410,10 +575,17 @@ def _submit(pool: Any, texts: list[str], definition: Tokens) -> Callable[[], Chu
     future = None
     with contextlib.suppress(BrokenProcessPool, OSError), _interrupts_blocked():
         future = pool and pool.submit(count_chunk, texts, definition)
+    size = sum(map(len, texts))
+    limit = None if definition.trusted else _PATTERN_SECONDS * (1 + size // _CHUNK)
 
     def result() -> Chunk:
-        with contextlib.suppress(BrokenProcessPool):
-            return count_chunk(texts, definition) if future is None else future.result()
-        return count_chunk(texts, definition)
+        with contextlib.suppress(BrokenProcessPool, pickle.PicklingError):
+            if future is not None:
+                return _in_time(future, limit, definition)
+        if definition.trusted:
+            return count_chunk(texts, definition)
+        raise CorpusError(
+            "a saved regular expression is applied in another process, which could not be started or was killed"
+        )
 
     return result

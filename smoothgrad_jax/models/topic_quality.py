@@ -84,11 +84,14 @@ class TopicQuality(NamedTuple):
             f"{pairs} near-duplicate pair{plural[0]}, {junk} junk topic{plural[1]}"
         )
 
+    def duplicates_of(self, topic: int) -> list[int]:
+        """Return the near-duplicates of a topic, most similar first."""
+        return [j if i == topic else i for i, j in self.near_duplicates if topic in (i, j)]
+
     def remarks(self, topic: int) -> list[str]:
         """Return what is wrong with a topic: why it is junk, and which topics nearly duplicate it."""
-        others = [j if i == topic else i for i, j in self.near_duplicates if topic in (i, j)]
         reason = [str(self.junk[topic])] if topic in self.junk else []
-        return reason + [f"near-duplicate of topic {other}" for other in others]
+        return reason + [f"near-duplicate of topic {other}" for other in self.duplicates_of(topic)]
 
     def as_json(self) -> dict[str, Any]:
         """Return all attributes as JSON can represent them."""

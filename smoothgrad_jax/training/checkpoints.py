@@ -9,6 +9,7 @@
 |                                 | (:mod:`smoothgrad_jax.training.state_files`)                                      |
 | ``…/process-NNNNN/``            | if several processes train: the arrays of each of them, with ``part.json`` in the |
 |                                 | place of their entries in ``checkpoint.json``                                     |
+| ``.lock``                       | while a run writes: its process (:mod:`smoothgrad_jax.data.folder_lock`)          |
 | ``NNNNNN-step-T.…-…``           | left by a process that was killed while it wrote or removed a checkpoint          |
 
 If several processes train, each writes its part, and process 0 names the checkpoint when all parts are complete: they
@@ -32,10 +33,12 @@ import jax
 import numpy as np
 
 from smoothgrad_jax.core.mesh_step import MeshState
+from smoothgrad_jax.core.row_sparse.state import RowSparseState
 from smoothgrad_jax.core.types import PyTree
-from smoothgrad_jax.data import durable_files
+from smoothgrad_jax.data import durable_files, schema
 from smoothgrad_jax.data.corpus import Corpus
-from smoothgrad_jax.data.durable_files import LoadError, SaveError, VersionError
+from smoothgrad_jax.data.durable_files import Entry, LoadError, SaveError, VersionError
+from smoothgrad_jax.data.folder_lock import FolderLock
 from smoothgrad_jax.training import distributed
 from smoothgrad_jax.training.minibatches import Sampler
 from smoothgrad_jax.training.state_files import IncompatibleError, read_tree, write_tree
@@ -45,6 +48,27 @@ _NAME = re.compile(r"(\d{6,})-step-(\d+)")
 _PART = "process-{:05d}"
 _PART_FORMAT = "smoothgrad checkpoint part"
 _CHUNK = 1 << 19  # entries of a corpus that are read together
+_STATE = schema.record({"structure": schema.anything, "files": schema.mapping(durable_files.ENTRY)})
+_PART_CONTENT = schema.record({"state": _STATE})
+_CONTENT = schema.record(
+    {
+        "made_by": schema.mapping(schema.string),
+        "step": schema.integer(0, 2**32 - 1),  # random keys depend on it as a uint32
+        "sampler": schema.optional(
+            schema.record(
+                {
+                    "seed": schema.list_of(schema.integer(0, 2**64 - 1)),
+                    "num_docs": schema.integer(1),
+                    "batch_size": schema.integer(1),
+                    "replace": schema.boolean,
+                }
+            )
+        ),
+        "settings": schema.mapping(schema.anything),
+        "history": schema.list_of(schema.anything),
+        "state": schema.either(_STATE, schema.record({"processes": schema.integer(2)})),
+    }
+)
 
 
 class Resumable(Protocol):
@@ -111,6 +135,23 @@ class Checkpoints:
         if keep < 1:
             raise ValueError(f"keep must be at least 1, got {keep}")
         self.folder, self.keep = Path(folder), keep
+        self._lock: FolderLock | None = None
+
+    def lock(self) -> None:
+        """Keep other processes from writing checkpoints into the folder, which is created if necessary.
+
+        :meth:`write` and :meth:`clear` do that too; call it before a long run. The lock ends with this object or with
+        the process; see :mod:`smoothgrad_jax.data.folder_lock`.
+
+        Raises:
+          FolderInUseError: Another process writes checkpoints into the folder; the message names it.
+          SaveError: The folder cannot be written.
+        """
+        with durable_files.saving(self.folder, self._what_is_left):
+            lock = FolderLock(self.folder)  # again: the folder may have been removed and made anew
+        if self._lock:
+            self._lock.release()
+        self._lock = lock
 
     def write(
         self,
@@ -132,7 +173,8 @@ class Checkpoints:
           The folder of this checkpoint.
 
         Raises:
-          SaveError: If the checkpoint cannot be written (disk full, no permission, …). Earlier ones are unchanged.
+          SaveError: If the checkpoint cannot be written (disk full, no permission, another process writes here, …).
+            Earlier ones are unchanged.
         """
         body = {
             "format": _FORMAT,
@@ -152,12 +194,12 @@ class Checkpoints:
                 new.mkdir()
                 written = write_tree(new, state)
                 durable_files.write_json(new / "checkpoint.json", body | {"state": written})
-        self._remove(path for _, _, path in self._found()[: -self.keep])
+        self._remove(self.paths()[: -self.keep])
         return path
 
     def _new_path(self, step: int) -> Path:
-        """Make the folder of checkpoints ready for another one, and return its path."""
-        durable_files.make_folder(self.folder)
+        """Make the folder ready for another checkpoint, and return its path."""
+        self.lock()
         self._remove_leftovers()
         found = self._found()
         return self.folder / f"{found[-1][0] + 1 if found else 1:06d}-step-{step}"
@@ -165,9 +207,8 @@ class Checkpoints:
     def _write_parts(self, state: MeshState, body: dict[str, Any]) -> Path:
         """Write the part of this process; process 0 names the checkpoint after all processes have done so."""
         is_first, num_processes = jax.process_index() == 0, jax.process_count()
-        path = self._new_path(body["step"]) if is_first else self.folder
-        number = distributed.from_process_0(int(path.name.partition("-")[0]) if is_first else 0)
-        path = self.folder / f"{number:06d}-step-{body['step']}"
+        number = int(self._new_path(body["step"]).name.partition("-")[0]) if is_first else 0
+        path = self.folder / f"{distributed.from_process_0(number):06d}-step-{body['step']}"
         new = path.with_name(f"{path.name}.partial-shared")
         if is_first:
             new.mkdir()
@@ -185,7 +226,7 @@ class Checkpoints:
             durable_files.sync_folder(new)
             new.rename(path)
             durable_files.sync_folder(self.folder)
-            self._remove(path for _, _, path in self._found()[: -self.keep])
+            self._remove(self.paths()[: -self.keep])
         distributed.wait_for_all()
         return path
 
@@ -201,7 +242,7 @@ class Checkpoints:
             needs ``like`` or 64-bit arrays.
         """
         damaged: list[str] = []
-        for _, _, path in reversed(self._found()):
+        for path in reversed(self.paths()):
             try:
                 return _read_checkpoint(path, like)._replace(damaged=tuple(damaged))
             except (VersionError, IncompatibleError):
@@ -215,7 +256,14 @@ class Checkpoints:
 
     def clear(self) -> None:
         """Remove all checkpoints, the oldest first."""
-        self._remove(path for _, _, path in self._found())
+        if not self.paths():
+            return
+        self.lock()
+        self._remove(self.paths())
+
+    def paths(self) -> list[Path]:
+        """Return the folders of the checkpoints, the oldest first; their content is not checked."""
+        return [path for _, _, path in self._found()]
 
     def _found(self) -> list[tuple[int, int, Path]]:
         """Return (number, step, path) of every checkpoint, in the order of writing."""
@@ -244,6 +292,20 @@ class Checkpoints:
             if found := self._found():
                 return f"the checkpoint after step {found[-1][1]} is still there ({found[-1][2]})"
         return "there is no earlier checkpoint"
+
+
+def described_files(path: str | os.PathLike) -> dict[str, Entry]:
+    """Return the entries of the files of a checkpoint.
+
+    Raises:
+      LoadError: The description is missing or damaged.
+    """
+    path = Path(path)
+    states = {"": _read_description(path)["state"]}
+    if "processes" in states[""]:
+        names = map(_PART.format, range(states[""]["processes"]))
+        states = {f"{name}/": _read_part(path / name) for name in names}
+    return {f"{part}{name}.npy": entry for part, state in states.items() for name, entry in state["files"].items()}
 
 
 def check_same(stored: Mapping[str, Any], current: Mapping[str, Any]) -> None:
@@ -302,18 +364,27 @@ def fingerprint(corpus: Corpus) -> str:
     return f"{len(corpus.indptr) - 1}x{corpus.num_words}-{crc:08x}"
 
 
-def _read_checkpoint(path: Path, like: PyTree) -> Checkpoint:
-    body = durable_files.read_json(
+def _read_description(path: Path) -> dict[str, Any]:
+    return durable_files.read_json(
         path / "checkpoint.json",
         _FORMAT,
         _VERSION,
+        _CONTENT,
         if_older="finish the run with the version that wrote it, or start again",
     )
+
+
+def _read_checkpoint(path: Path, like: PyTree) -> Checkpoint:
+    body = _read_description(path)
     with durable_files.loading(path):
+        is_divided = "processes" in body["state"]
+        state = _read_parts(path, body["state"], like) if is_divided else read_tree(path, body["state"], like)
+        if isinstance(state, RowSparseState):
+            state.check()
+            if state.step != body["step"]:
+                raise LoadError(f"{path}: damaged: the state is after step {state.step}, expected {body['step']}")
         return Checkpoint(
-            state=_read_parts(path, body["state"], like)
-            if "processes" in body["state"]
-            else read_tree(path, body["state"], like),
+            state=state,
             step=body["step"],
             settings=body["settings"],
             history=body["history"],
@@ -324,13 +395,14 @@ def _read_checkpoint(path: Path, like: PyTree) -> Checkpoint:
         )
 
 
+def _read_part(part: Path) -> dict[str, Any]:
+    return durable_files.read_json(part / "part.json", _PART_FORMAT, _VERSION, _PART_CONTENT)["state"]
+
+
 def _read_parts(path: Path, written: Mapping[str, Any], like: PyTree) -> MeshState:
     """Read the parts of all processes, memory-mapped: each process copies only the rows that it needs."""
-    states = []
-    for number in range(written["processes"]):
-        part = path / _PART.format(number)
-        body = durable_files.read_json(part / "part.json", _PART_FORMAT, _VERSION)
-        states.append(read_tree(part, body["state"], like, copy=False))
+    parts = [path / _PART.format(number) for number in range(written["processes"])]
+    states = [read_tree(part, _read_part(part), like, copy=False) for part in parts]
     return states[0]._replace(
         devices=np.concatenate([state.devices for state in states]),
         parts=tuple(part for state in states for part in state.parts),

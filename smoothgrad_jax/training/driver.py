@@ -16,16 +16,17 @@ import itertools
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from smoothgrad_jax.core._threads import submit
+from smoothgrad_jax.core._threads import check_not_forked, submit
 from smoothgrad_jax.core.adaptive import Adaptive
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.model import Model, ScoringModel, as_model, check_key
@@ -37,7 +38,7 @@ from smoothgrad_jax.data.corpus import Corpus
 from smoothgrad_jax.training.engines import Engine, EngineOptions, Request, WindowSpec, choose_engine
 from smoothgrad_jax.training.mesh_engine import MeshEngine, local_devices
 from smoothgrad_jax.training.minibatches import Division, Minibatches, Sampler, open_minibatches
-from smoothgrad_jax.training.settings import DEFAULTS, FIT_KAPPA, default_tau
+from smoothgrad_jax.training.settings import DEFAULTS, FIT_KAPPA, MAX_THREADS, default_tau
 
 _REPORT_INTERVAL = 0.25  # seconds between two reports, unless the caller asks for a number of steps
 _SCHEDULE_CHUNK = 1024  # values of a schedule that are computed at a time
@@ -46,6 +47,8 @@ _NOT_TRACEABLE = (
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
 )
+
+Score: TypeAlias = Callable[[PyTree, PyTree], float]  # (params, held_out) -> score; higher is better
 
 
 class Progress(NamedTuple):
@@ -90,6 +93,7 @@ def fit(
     replace: bool = DEFAULTS.replace,
     documents: ArrayLike | None = None,
     held_out: PyTree = None,
+    score: Score | None = None,
     score_every: int | None = None,
     report_every: int | None = None,
     prior: PyTree = None,
@@ -123,7 +127,9 @@ def fit(
       replace: Whether to draw documents with replacement, as in the paper, instead of in shuffled passes.
       documents: Numbers of the documents of the corpus to learn from; by default all.
       held_out: Data to score, in the form that the model's ``split_held_out`` takes. For LDA: documents, or a pair
-        ``(observed, held_out)`` from :func:`smoothgrad_jax.split_documents`.
+        ``(observed, held_out)`` from :func:`smoothgrad_jax.split_documents`. With ``score`` in any form.
+      score: A score of your own, ``(params, held_out) -> float``; higher is better. It replaces the score of the model,
+        and gets the held-out data as they are given.
       score_every: Number of steps between two scores; a last score follows at the end. By default only that one.
       report_every: Number of steps between two reports; by default there are four reports per second.
       prior: η, for a model that is a function.
@@ -138,8 +144,10 @@ def fit(
     Raises:
       ValueError: An argument cannot be used; raised here, before anything is computed (for a schedule, its first
         thousand values are checked).
+      RuntimeError: In a process that was forked after jax had started.
       NotFiniteError: From the iterator, which keeps the last good state.
     """
+    check_not_forked()
     model = as_model(model, prior)
     check_key(model, key)
     division = None
@@ -148,9 +156,11 @@ def fit(
         division = Division(mesh.size, numbers)
     source = open_minibatches(data, model, batch_size, key, replace, documents, division)
     options = EngineOptions(window, warmup, slots, threads, key, source.num_words, source.entries_per_batch)
-    _check_count("threads", threads)
-    if score_every is not None and held_out is None:
-        raise OptionError("score_every", "has no effect without held_out")
+    if (_check_count("threads", threads) or 1) > MAX_THREADS:
+        raise OptionError("threads", f"must be at most {MAX_THREADS:,}, got {threads}")
+    for name, value in (("score", score), ("score_every", score_every)):
+        if value is not None and held_out is None:
+            raise OptionError(name, "has no effect without held_out")
     engine: Engine
     if mesh is None:
         engine = choose_engine(model, params, options)
@@ -165,7 +175,8 @@ def fit(
         window=window,
         rho=robbins_monro(default_tau(source.batches_per_pass), FIT_KAPPA) if rho is None else rho,
         limits=_limits(source, passes, steps, seconds),
-        held_out=_prepare_held_out(model, held_out, key, engine),
+        held_out=_prepare_held_out(model, held_out, score, key, engine),
+        score=score,
         score_every=_check_count("score_every", score_every),
         report_every=_check_count("report_every", report_every),
     )
@@ -191,19 +202,23 @@ class Training:
         rho: float | Schedule,
         limits: Limits,
         held_out: PyTree,
+        score: Score | None,
         score_every: int | None,
         report_every: int | None,
     ) -> None:
-        self._engine, self._model, self._held_out = engine, model, held_out
+        self._engine, self._model, self._held_out, self._own_score = engine, model, held_out, score
         self._score_every, self._report_every = score_every, report_every
         self._num_docs, self._limits, self._first = source.num_docs, limits, engine.step
         self._rho = _schedule_values("rho", rho, self._first, check_rho)
         self._lengths = _window_lengths(window, self._first, engine)
         self._batches = engine.prepared(source.from_step(self._first))
+        # Also at the exit of Python, while the modules that the generator needs exist.
+        weakref.finalize(self, self._batches.close)
         self._sampler = source.sampler
         self._documents, self._seconds, self._scored, self._done = 0, 0.0, False, False
         self._first_report: tuple[float, float] | None = None  # seconds, and fraction left
         self._stop, self._interrupted = threading.Event(), False
+        self._between_steps = threading.RLock()  # held while a step is started, and while the state is read
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fit")
 
     def __iter__(self) -> Iterator[Progress]:
@@ -269,13 +284,15 @@ class Training:
 
     @property
     def params(self) -> PyTree:
-        """Parameters after the last step."""
-        return self._engine.params()
+        """Parameters after the last step; another thread can read them while the run is in progress."""
+        with self._between_steps:
+            return self._engine.params()
 
     @property
     def state(self) -> PyTree:
         """What :func:`fit` can continue from, a pytree of arrays. The next step, or that run, overwrites it."""
-        return self._engine.state()
+        with self._between_steps:
+            return self._engine.state()
 
     @property
     def sampler(self) -> Sampler | None:
@@ -291,14 +308,16 @@ class Training:
     def model(self, model: Model) -> None:
         if type(model) is not type(self._model):
             raise ValueError(f"expected a {type(self._model).__name__}, got a {type(model).__name__}")
-        self._engine.set_model(model)
-        self._model = model
+        with self._between_steps:
+            self._engine.set_model(model)
+            self._model = model
 
     def _advance(self) -> Progress | None:
         """Take steps until a report is due; return None if nothing is left to report."""
         begun = time.perf_counter()
         seen, ended = self._take_steps(begun)
-        self._engine.wait()
+        with self._between_steps:
+            self._engine.wait()
         elapsed = time.perf_counter() - begun
         self._documents += seen
         self._seconds += elapsed
@@ -335,7 +354,8 @@ class Training:
             prepared = next(self._batches, None)
             if prepared is None:
                 return seen, True
-            self._engine.advance(prepared.batch, next(self._rho), next(self._lengths))
+            with self._between_steps:
+                self._engine.advance(prepared.batch, next(self._rho), next(self._lengths))
             seen += prepared.size
         return seen, True
 
@@ -357,13 +377,16 @@ class Training:
     def _score(self, seen: int, ended: bool) -> float | None:
         """Return the held-out score, if it is due and not the same as the last one."""
         is_due = ended or (seen and self._score_is_due())
-        if not isinstance(self._model, ScoringModel) or self._held_out is None or not is_due:
-            return None
-        if self._scored and not seen:
+        if self._held_out is None or not is_due or (self._scored and not seen):
             return None
         self._scored = True
-        model, params, held_out = self._model, self.params, self._held_out
-        return self._engine.share(lambda: float(model.held_out_score(params, held_out)))
+        params, held_out = self.params, self._held_out
+        if self._own_score is not None:
+            score = self._own_score
+        else:
+            assert isinstance(self._model, ScoringModel), "the model was checked before the first step"
+            score = self._model.held_out_score
+        return self._engine.share(lambda: float(score(params, held_out)))
 
     def _remaining(self, left: float) -> float | None:
         """Return the seconds for this fraction of the run, at the mean rate since the first report.
@@ -417,14 +440,18 @@ def _check_count(name: str, value: int | None) -> int | None:
     return value
 
 
-def _prepare_held_out(model: Model, held_out: PyTree, key: PRNGKey | None, engine: Engine) -> PyTree:
-    if held_out is None:
-        return None
+def _prepare_held_out(
+    model: Model, held_out: PyTree, score: Score | None, key: PRNGKey | None, engine: Engine
+) -> PyTree:
+    if score is not None and not callable(score):
+        raise OptionError("score", f"must be a function (params, held_out) -> float, got {score!r}")
+    if held_out is None or score is not None:
+        return held_out
     if not isinstance(model, ScoringModel):
         raise OptionError(
             "held_out",
             f"needs a model that scores held-out data; {type(model).__name__} has no split_held_out and "
-            "held_out_score. Leave held_out out, and look at params between reports",
+            "held_out_score. Give a function score=(params, held_out) -> float, or leave held_out out",
         )
     return model.split_held_out(held_out, key, engine.template)
 

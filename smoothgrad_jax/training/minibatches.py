@@ -114,6 +114,9 @@ def open_minibatches(
         raise OptionError("key", "is needed to draw the documents of each minibatch: key=jax.random.key(0)")
     rows = None if documents is None else check_rows(np.ravel(documents), corpus.num_docs)
     num_docs = corpus.num_docs if rows is None else len(rows)
+    lengths = np.diff(corpus.indptr)
+    if not (lengths if rows is None else lengths[rows]).any():
+        raise ValueError(f"no document has a word: all {num_docs:,} documents are empty")
     if batch_size is None:
         batch_size = default_batch_size(num_docs)
     elif not isinstance(batch_size, int | np.integer) or isinstance(batch_size, bool) or batch_size < 1:

@@ -46,6 +46,7 @@ _LONGEST_LIST = 1_000  # numbers of an array that JSON holds; of a larger one it
 WARMUPS = ("mean", "zeros")
 SLOTS = ("float32", "bfloat16", "uint8")
 FIT_KAPPA = 0.7  # κ of `fit`, for any model
+MAX_THREADS = 1024  # more than any machine has cores for; each thread has memory of its own
 METHODS = ("sampled", "collapsed", "mean", "variational")
 
 Window: TypeAlias = Any  # a number, a text form, a schedule of the step number, or a window object
@@ -234,11 +235,13 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _integer(help_text: str, metavar: str, least: int = 1, may_change: bool = False) -> Option:
+def _integer(help_text: str, metavar: str, least: int = 1, may_change: bool = False, most: int | None = None) -> Option:
     def accepts(value: Any) -> bool:
-        return isinstance(value, numbers.Integral) and _is_number(value) and int(value) >= least
+        is_integer = isinstance(value, numbers.Integral) and _is_number(value)
+        return is_integer and int(value) >= least and (most is None or int(value) <= most)
 
-    return Option(help_text, int, accepts, f"an integer of at least {least}", metavar, may_change)
+    expected = f"an integer of at least {least}" if most is None else f"an integer from {least} to {most:,}"
+    return Option(help_text, int, accepts, expected, metavar, may_change)
 
 
 def _positive(help_text: str, metavar: str, may_change: bool = False) -> Option:
@@ -394,7 +397,9 @@ OPTIONS: dict[str, Option] = {
     "local_max_iter": _integer("largest number of updates per document", "N"),
     "replace": _switch("draw documents with replacement instead of in shuffled passes"),
     "seed": Option("random seed", int, _accepts_seed, "an integer from 0 to 2³¹ − 1", "N"),
-    "threads": _integer("threads (one per core, at most 8; fewer for small minibatches)", "N", may_change=True),
+    "threads": _integer(
+        "threads (one per core, at most 8; fewer for small minibatches)", "N", may_change=True, most=MAX_THREADS
+    ),
     "checkpoint_every": _not_negative("seconds between checkpoints; 0: only on Ctrl-C", "S", may_change=True),
 }
 DEFAULT_VALUES: dict[str, Any] = {each.name: each.default for each in fields(Settings)}

@@ -30,7 +30,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,8 +39,7 @@ import numpy.typing as npt
 
 from smoothgrad_jax.core.types import PyTree
 from smoothgrad_jax.data.durable_files import Entry, LoadError, array_header, loading, new_file, read_array
-
-Json: TypeAlias = Any  # None, bool, int, float, str, and lists and dictionaries of these
+from smoothgrad_jax.data.schema import Json
 
 _NAMES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128"
 _DTYPES = {name: np.dtype(name) for name in _NAMES.split()} | {"bfloat16": np.dtype(jnp.bfloat16)}

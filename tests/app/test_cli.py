@@ -1,21 +1,30 @@
 """The command: its files and JSON output, interruption and resumption, and one-line errors."""
 
+import errno
 import gzip
 import json
 import os
+import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from smoothgrad_jax import load_model, save_model
+from smoothgrad_jax import SmoothedLDA, load_model, save_model
 from smoothgrad_jax.app import cli, demo_corpus, progress
 from smoothgrad_jax.app.cli import build_parser, main
+from smoothgrad_jax.app.commands import metrics
 from smoothgrad_jax.data import corpus_folder
+from smoothgrad_jax.data.folder_lock import FolderInUseError
+from smoothgrad_jax.training import checkpoints
+from smoothgrad_jax.training.checkpoints import Checkpoints
 
 ROOT = Path(__file__).parents[2]
 TOPICS = {
@@ -100,19 +109,33 @@ def test_topics_of_a_model_without_quality_and_of_one_with_bad_topics(model, fol
     assert "(flat; near-duplicate of topic 0)" in capsys.readouterr().out
 
 
+def test_topics_says_how_many_topics_are_in_effect_used(model, folder, capsys):
+    """exp of the entropy of (0.98, 0.01, 0.01) is 1.12; of a third each it is 3, and nothing is said."""
+    saved = load_model(model)
+    for name, quality in (("one used", saved.quality._replace(effective_topics=1.12)), ("one used, old", None)):
+        save_model(folder / name, saved._replace(quality=quality, prevalence=np.array([0.98, 0.01, 0.01])))
+        assert main(["topics", str(folder / name)]) == 0
+        hint = capsys.readouterr().out.splitlines()[-1]
+        assert hint.startswith("in effect, 1 of the 3 topics are used; fewer topics may be as good")
+        assert "sweep --topics 2,3" in hint
+    assert main(["topics", str(model)]) == 0
+    assert "in effect" not in capsys.readouterr().out
+
+
 def test_transform_writes_the_format_of_the_suffix(model, texts, folder, capsys):
     new = folder / "new.jsonl"
     new.write_text('{"text": "anchor mast rope zebra"}\n{"text": "star moon comet"}\n{"text": "zebra"}\n')
     assert main(["transform", str(model), str(new)]) == 0
     out, err = capsys.readouterr()
     rows = [line.split("\t") for line in out.splitlines()]
-    assert rows[0] == ["document", "topic 0", "topic 1", "topic 2"]
-    theta = np.array([row[1:] for row in rows[1:]], float)
+    assert rows[0] == ["document", "words", "topic 0", "topic 1", "topic 2"]
+    assert [row[:2] for row in rows[1:]] == [["0", "3"], ["1", "3"], ["2", "0"]]
+    theta = np.array([row[2:] for row in rows[1:]], float)
     np.testing.assert_allclose(theta.sum(1), 1, rtol=1e-4)
     words = [{word for word, _ in each} for each in load_model(model).top_words(10)]
     assert "anchor" in words[theta[0].argmax()]
     assert "comet" in words[theta[1].argmax()]
-    assert "ignoring 2 words outside of the vocabulary; without any other word: 1 document\n" in err
+    assert "ignoring 2 words outside of the vocabulary\n1 of 3 documents is empty, or without any known word\n" in err
     for name in ("theta.npz", "theta.jsonl", "theta.tsv"):
         assert main(["transform", str(model), str(new), "--out", str(folder / name)]) == 0
     np.testing.assert_allclose(np.load(folder / "theta.npz")["theta"], theta, atol=1e-5)
@@ -120,7 +143,46 @@ def test_transform_writes_the_format_of_the_suffix(model, texts, folder, capsys)
     np.testing.assert_allclose([each["topics"] for each in listed], theta, atol=1e-5)
     assert (folder / "theta.tsv").read_text() == out
     assert main(["transform", str(model), str(new), "--out", str(folder / "theta.xls")]) == 1
-    assert "ends in .tsv, .jsonl or .npz" in capsys.readouterr().err
+    assert "ends in .tsv, .csv, .jsonl, .npz or .parquet" in capsys.readouterr().err
+
+
+def test_labels_from_a_file_stay_in_the_model(model, texts, folder, capsys):
+    named, path = folder / "named", folder / "labels.tsv"
+    assert main(["fit", str(texts), "--out", str(named), *COMMON]) == 0
+    path.write_text("topic\tlabel\n1\tseafaring\n2\tsky\n")
+    capsys.readouterr()
+    assert main(["topics", str(named), "--labels", str(path), "--words", "2"]) == 0
+    out, err = capsys.readouterr()
+    assert err == f"{named}: 2 labels\n"
+    lines = {int(line.split()[0]): line.split()[3:] for line in out.splitlines()[1:-1]}
+    assert [lines[k][0] for k in (1, 2)] == ["seafaring:", "sky:"]
+    assert [len(lines[k]) for k in range(3)] == [2, 3, 3]
+    assert main(["topics", str(named), "--json"]) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {record["topic"]: record["label"] for record in records} == {0: None, 1: "seafaring", 2: "sky"}
+    assert main(["transform", str(named), str(texts)]) == 0
+    assert capsys.readouterr().out.splitlines()[0].endswith("topic 0\ttopic 1: seafaring\ttopic 2: sky")
+    # The topics of a resumed run continue from those of the model, and keep the labels.
+    assert main(["fit", str(texts), "--out", str(named), "--resume", "--passes", "7"]) == 0
+    assert load_model(named).labels == {1: "seafaring", 2: "sky"}
+    # A damaged model does not stop the run.
+    description = (named / "model.json").read_bytes()
+    (named / "model.json").write_bytes(description[:-9])
+    assert main(["fit", str(texts), "--out", str(named), "--resume", "--passes", "7"]) == 0
+    assert "labels of its topics are lost" in capsys.readouterr().err
+    assert load_model(named).labels is None
+    (named / "model.json").write_bytes(description)
+    # A wrong file changes nothing, and a second file replaces the labels.
+    path.write_text("0\tcooking\n3\tsky\n")
+    capsys.readouterr()
+    assert main(["topics", str(named), "--labels", str(path)]) == 1
+    assert capsys.readouterr().err.endswith("labels.tsv, line 2: labels: expected topics from 0 to 2, got 3\n")
+    assert load_model(named).labels == {1: "seafaring", 2: "sky"}
+    path.write_text('{"0": "cooking"}')
+    assert main(["topics", str(named), "--labels", str(path)]) == 0
+    assert load_model(named).labels == {0: "cooking"}
+    assert main(["fit", str(texts), "--out", str(named), "--overwrite", *COMMON]) == 0
+    assert load_model(named).labels is None
 
 
 def test_score(model, texts, folder, capsys):
@@ -131,7 +193,8 @@ def test_score(model, texts, folder, capsys):
     assert found["score"] == pytest.approx(np.log(1 / 10), abs=0.1)  # a line has ten words that are equally likely
     assert found["perplexity"] == pytest.approx(np.exp(-found["score"]))
     table = np.loadtxt(folder / "scores.tsv", skiprows=1)
-    assert table[:, 1].sum() / table[:, 2].sum() == pytest.approx(found["score"], rel=1e-4)
+    np.testing.assert_array_equal(table[:, 1], 20)
+    assert table[:, 2].sum() / table[:, 3].sum() == pytest.approx(found["score"], rel=1e-4)
 
 
 def test_fit_of_a_converted_corpus_gives_the_same_model(model, texts, folder, capsys):
@@ -160,18 +223,37 @@ def test_report(model, texts, folder, capsys):
     assert any(line in content for line in first)  # a typical document
 
 
-def test_sweep(texts, folder, capsys):
-    out = folder / "sweep"
-    arguments = ["sweep", str(texts), "--out", str(out), "--windows", "1,inf", *COMMON]
-    assert main(arguments) == 0
-    printed = capsys.readouterr().out
-    assert "L = 1" in printed
-    assert "best window at the end" in printed
-    curves = json.loads((out / "sweep.json").read_text())["curves"]
-    assert set(curves) == {"1", "inf"}
-    assert [each["step"] for each in curves["1"]] == [each["step"] for each in curves["inf"]]
-    assert main(arguments) == 1
-    assert "contains the curves of another sweep" in capsys.readouterr().err
+def test_a_report_has_groups_ids_and_another_model(model, texts, folder, capsys):
+    lines = texts.read_text().splitlines()
+    records = [
+        {"key": f"d{i}", "text": line, "date": f"{2001 + i % 3}-05-0{1 + i % 9}"} for i, line in enumerate(lines)
+    ]
+    records.append({"key": "last", "text": "anchor"})
+    path, out = folder / "dated.jsonl", folder / "dated.html"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    other = folder / "other model"
+    save_model(other, load_model(model)._replace(labels={1: "first"}))
+    by_year = ["--by", "date", "--period", "year", "--out", str(out), "--compare", str(other)]
+    assert main(["report", str(model), str(path), "--field", "text", "--id", "key", *by_year]) == 0
+    text, log = out.read_text(), capsys.readouterr().err
+    assert "left out: 1 document without a value of date" in log
+    data = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])
+    assert (data["groups"]["field"], data["groups"]["values"]) == ("date", ["2001", "2002", "2003"])
+    assert data["groups"]["docs"] == [100, 100, 100]
+    # A line has the words of one topic, and the topics follow each other as the years do.
+    means = np.array(data["groups"]["topics"])[:, 0]
+    assert sorted(means.argmax(1)) == [0, 1, 2]
+    assert means.max(1).min() > 0.9
+    titles = [title for each in data["documents"].values() for _, title, _ in each]
+    assert all(re.fullmatch(r"d\d+ · 200[123]-05-0\d", title) for title in titles)
+    assert (data["comparison"]["name"], data["comparison"]["partner"]) == ("other model", [0, 1, 2])
+    assert data["comparison"]["topics"][1]["label"] == "first"
+    # A converted corpus has the same metadata.
+    assert main(["convert", str(path), str(folder / "dated"), "--field", "text", "--id", "key", "--keep", "date"]) == 0
+    again = folder / "again.html"
+    assert main(["report", str(model), str(folder / "dated"), *by_year, "--out", str(again)]) == 0
+    stored = json.loads(re.search(r'id="data">(.*?)</script>', again.read_text())[1])
+    assert stored["groups"] == data["groups"]
 
 
 def test_more_passes_continue_from_the_end(model, texts, folder, capsys):
@@ -200,42 +282,237 @@ def test_more_passes_continue_from_the_end(model, texts, folder, capsys):
     assert len(set(seconds)) > 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
-def test_an_interrupted_run_is_saved_and_can_be_resumed(texts, folder, number):
-    out = folder / f"interrupted by {number}"
+def read_lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_the_metrics_of_a_run_are_a_table_that_a_resumed_run_continues(texts, folder):
+    """Lines of steps after the checkpoint, and a line that a kill cut off, are replaced."""
+    out, four = folder / "metrics", [*COMMON[:3], "4", *COMMON[4:]]
+    assert main(["fit", str(texts), "--out", str(out), *COMMON[:3], "2", *COMMON[4:], "--score-every", "3"]) == 0
+    path = out / "metrics.jsonl"
+    first = read_lines(path)
+    assert [row["step"] for row in first] == [3, 6, 9, 12, 15, 18]
+    with path.open("a") as file:
+        file.write(json.dumps(first[-1] | {"step": 21, "score": 0}) + "\n" + json.dumps(first[-1])[:30])
+    assert main(["fit", str(texts), "--out", str(out), *four, "--score-every", "3", "--resume"]) == 0
+    rows = read_lines(path)
+    assert rows[:6] == first
+    assert {tuple(row) for row in rows} == {tuple(first[0])}  # the columns of a table
+    table = {name: np.array([row[name] for row in rows]) for name in first[0]}
+    assert table["step"].tolist() == list(range(3, 37, 3))
+    assert (table["documents"] == 32 * table["step"]).all()
+    np.testing.assert_allclose(table["passes"], table["documents"] / 285)
+    assert (np.diff(table["seconds"]) > 0).all()
+    assert (table["rate"] > 0).all()
+    assert (table["window"] == 10).all()
+    assert table["score"].tolist() == [each["score"] for each in load_model(out).history]
+
+
+def test_metrics_have_a_line_per_score_and_null_for_what_json_cannot_hold(tmp_path):
+    reports = [progress.Progress(t, t, t, t, 1.0, None, -7.0 if t == 3 else None, np.inf) for t in range(1, 5)]
+    path = tmp_path / "new" / "metrics.jsonl"
+    assert list(metrics.recorded(reports, path, first=0)) == reports
+    rows = read_lines(path)
+    assert [(row["step"], row["score"]) for row in rows] == [(1, None), (3, -7.0)]  # the first, and the score
+    assert [row["window"] for row in rows] == [None, None]
+
+
+def test_a_run_whose_metrics_cannot_be_written_continues(texts, folder, monkeypatch, capsys):
+    monkeypatch.setattr(metrics, "_truncate", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    assert main(["fit", str(texts), "--out", str(folder / "no metrics"), *COMMON]) == 0
+    err = capsys.readouterr().err
+    assert err.count("metrics.jsonl: could not be written: No space left on device; the run continues") == 1
+    assert load_model(folder / "no metrics").lam.shape == (30, 3)
+
+
+def test_log_json_appends_one_object_per_event(texts, folder, capsys):
+    log, out = folder / "events.jsonl", folder / "logged"
+    command = ["fit", str(texts), "--out", str(out), *COMMON, "--log-json", str(log)]
+    assert main(command) == 0
+    records = read_lines(log)
+    assert [each["event"] for each in records if each["event"] not in ("message", "progress")] == [
+        *("start", "checkpoint", "done")
+    ]
+    assert {each["level"] for each in records} == {"info"}
+    times = [datetime.fromisoformat(each["time"]) for each in records]
+    assert times == sorted(times)
+    assert all(time.utcoffset() == timedelta(0) for time in times)
+    done = records[-1]
+    start = next(each for each in records if each["event"] == "start")
+    assert (start["steps"], start["settings"]["topics"]) == (54, 3)
+    assert done["effective_topics"] == pytest.approx(3, abs=0.01)
+    assert [each["step"] for each in records if each["event"] == "progress"] == [
+        each["step"] for each in read_lines(out / "metrics.jsonl")
+    ]
+    assert main(command) == 1  # the folder contains a run
+    assert read_lines(log)[: len(records)] == records
+    last = read_lines(log)[-1]
+    assert (last["level"], last["event"], last["code"]) == ("error", "error", 1)
+    assert "--resume continues it" in last["message"]
+    assert main([*command[:-1], str(folder / "nowhere" / "log")]) == 1
+    assert "the log cannot be written: No such file or directory; give another file" in capsys.readouterr().err
+
+
+LOCKS = """
+import sys, time
+from smoothgrad_jax.training.checkpoints import Checkpoints
+from smoothgrad_jax.data.folder_lock import FolderLock
+checkpoints, lock = Checkpoints(sys.argv[1]), FolderLock(sys.argv[2])
+checkpoints.lock()
+print("locked", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_folder_into_which_another_process_writes_is_refused(texts, tmp_path, capsys):
+    out, checkpoints = tmp_path / "out", tmp_path / "checkpoints"
+    command = [sys.executable, "-c", LOCKS, str(checkpoints), str(out)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as child:
+        assert child.stdout.readline() == "locked\n"
+        for arguments in (["fit", str(texts), "--overwrite"], ["sweep", str(texts)]):
+            assert main([*arguments, "--out", str(out), *COMMON]) == 1
+            error = capsys.readouterr().err
+            assert f"out: process {child.pid} on host {socket.gethostname()} has been writing here since" in error
+        with pytest.raises(FolderInUseError, match=f"checkpoints: process {child.pid} on host"):
+            SmoothedLDA(2, checkpoints=checkpoints).fit(np.ones((4, 3)))
+        assert [path.name for path in (*out.iterdir(), *checkpoints.iterdir())] == [".lock"] * 2
+        child.kill()
+    assert main(["fit", str(texts), "--overwrite", "--out", str(out), *COMMON, "--passes", "1"]) == 0
+
+
+@pytest.fixture(name="converted", scope="module")
+def some_corpus_folder(folder, texts):
+    assert main(["convert", str(texts), str(folder / "converted")]) == 0
+    return folder / "converted"
+
+
+def flip_a_byte(path):
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_flipped_byte_of_a_corpus_stops_fit_which_keeps_a_checkpoint(converted, tmp_path, capsys):
+    corpus, out = tmp_path / "corpus", tmp_path / "out"
+    shutil.copytree(converted, corpus)
+    flip_a_byte(corpus / "data.npy")
+    assert main(["fit", str(corpus), "--out", str(out), *COMMON]) == 1
+    error = capsys.readouterr().err
+    assert f"{corpus / 'data.npy'}: damaged: expected the checksum" in error
+    assert "the model is not saved. Restore the corpus and repeat the command with --resume" in error
+    assert not (out / "model.json").exists()
+    assert Checkpoints(out / "checkpoints").latest().step > 0
+    shutil.rmtree(corpus)
+    shutil.copytree(converted, corpus)
+    assert main(["fit", str(corpus), "--out", str(out), *COMMON, "--resume"]) == 0
+    assert load_model(out).lam.shape == (30, 3)
+
+
+def test_verify_reports_every_file_of_a_corpus_a_model_and_its_checkpoints(converted, model, tmp_path, capsys):
+    for source in (converted, model):
+        copy = tmp_path / source.name
+        shutil.copytree(source, copy)
+        assert main(["verify", str(copy)]) == 0
+        files = [path for path in copy.rglob("*.*") if path.is_file() and path.name != ".lock"]
+        *lines, last = capsys.readouterr().out.splitlines()
+        assert last == f"{copy}: {len(files)} files, all intact"
+        assert len(lines) == len(files) >= 5
+        assert all(line.startswith("ok ") for line in lines)
+        for path in files:
+            before = path.read_bytes()
+            flip_a_byte(path)
+            assert main(["verify", str(copy), "--json"]) == 1
+            records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+            assert [record["file"] for record in records if not record["ok"]] == [str(path)]
+            path.write_bytes(before)
+    assert main(["verify", str(tmp_path)]) == 1
+    assert "expected the folder of a corpus, a model, a run or a checkpoint" in capsys.readouterr().err
+
+
+def test_a_full_disk_at_a_checkpoint_costs_no_training(texts, tmp_path, capsys, monkeypatch):
+    real, calls = checkpoints.write_tree, []
+
+    def write_tree(folder, tree):
+        calls.append(folder)
+        if len(calls) <= 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(folder, tree)
+
+    monkeypatch.setattr(checkpoints, "write_tree", write_tree)
+    out = tmp_path / "out"
+    assert main(["fit", str(texts), "--out", str(out), *COMMON, "--checkpoint-every", "1e-9"]) == 0
+    error = capsys.readouterr().err
+    assert error.count("No space left on device; there is no earlier checkpoint") == 2
+    assert len(calls) > 2
+    assert Checkpoints(out / "checkpoints").latest().step == 54
+    assert load_model(out).lam.shape == (30, 3)
+
+
+def test_too_little_space_is_reported_before_training(texts, tmp_path, capsys, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=100))
+    assert main(["fit", str(texts), "--out", str(tmp_path / "out"), *COMMON]) == 1
+    assert "the model needs 360 bytes, and 100 are free; free some space first" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=3_000))
+    assert main(["fit", str(texts), "--out", str(tmp_path / "out"), *COMMON, "--passes", "1"]) == 0
+    assert "bytes, and 3,000 are free; free some space" in capsys.readouterr().err
+
+
+def test_control_characters_of_a_vocabulary_do_not_reach_the_terminal(model, tmp_path, capsys):
+    evil = load_model(model)
+    save_model(tmp_path, evil._replace(vocabulary=["\x1b[2J\x9b1m\u202eword"] * len(evil.lam)))
+    assert main(["topics", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert r"\x1b[2J\x9b1m\u202eword" in out
+    assert not set(out) & {"\x1b", "\x9b", "\u202e"}
+    assert main(["topics", str(tmp_path / "\x1b[2J")]) == 1
+    assert r"\x1b[2J: expected the folder of a model" in capsys.readouterr().err
+
+
+def test_a_full_disk_while_rows_are_written_is_an_error_with_a_name(model, texts, tmp_path):
+    program = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000));"
+        "from smoothgrad_jax.app.cli import main; sys.exit(main())"
+    )
+    out = tmp_path / "theta.npz"
+    command = [sys.executable, "-c", program, "transform", str(model), str(texts), "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 1
+    assert f"smoothgrad transform: {out}: could not be written: File too large; the incomplete file" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+TWICE = [signal.SIGINT] * 2, [signal.SIGTERM] * 2, [signal.SIGHUP, signal.SIGTERM]
+
+
+@pytest.mark.parametrize("numbers", [TWICE[0], *(pytest.param(each, marks=pytest.mark.slow) for each in TWICE[1:])])
+def test_an_interrupted_run_is_saved_and_can_be_resumed(texts, folder, numbers):
+    """The first signal saves the model and a checkpoint, whatever comes after it."""
+    out = folder / f"interrupted by {numbers[0]}"
     command = [sys.executable, "-c", _MAIN, "fit", str(texts), "--out", str(out), *COMMON, "--json"]
     command[command.index("--passes") + 1] = "1000000"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, stderr=subprocess.PIPE) as child:
         child.stdout.readline()  # it trains
         time.sleep(0.2)
-        child.send_signal(number)
+        for number in numbers:
+            child.send_signal(number)
+            time.sleep(0.005)
         out_text, err_text = child.communicate(timeout=60)
-    assert child.returncode == 130, err_text
+    assert child.returncode == 128 + numbers[0], err_text
     last = json.loads(out_text.splitlines()[-1])
     assert last["event"] == "interrupted"
     assert "repeat the command with --resume to continue" in err_text
     assert load_model(out).lam.shape == (30, 3)
-    if number == signal.SIGINT:
+    assert Checkpoints(out / "checkpoints").latest().step == last["step"]
+    if numbers[0] == signal.SIGINT:
         passes = round((last["step"] + 20) * 32 / 285) + 1
         assert main(["fit", str(texts), "--out", str(out), "--resume", "--json", "--passes", str(passes)]) == 0
         assert load_model(out).history[-1]["step"] > last["step"]
-
-
-@pytest.mark.slow
-def test_a_terminated_sweep_keeps_its_curves(texts, folder):
-    out = folder / "terminated sweep"
-    command = [sys.executable, "-c", _MAIN, "sweep", str(texts), "--out", str(out), *COMMON, "--json"]
-    command[command.index("--passes") + 1] = "100000"
-    command += ["--score-every", "1"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
-        child.stdout.readline()
-        child.send_signal(signal.SIGTERM)
-        last = child.communicate(timeout=60)[0].splitlines()[-1]
-    assert child.returncode == 130
-    assert json.loads(last)["event"] == "interrupted"
-    assert len(json.loads((out / "sweep.json").read_text())["curves"]["10"]) >= 1
 
 
 def test_help_imports_no_numpy_and_no_jax():
@@ -244,13 +521,11 @@ def test_help_imports_no_numpy_and_no_jax():
         "assert not {'jax', 'numpy', 'scipy', 'sklearn', 'tqdm'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, cwd=ROOT)
-    assert {"demo", "fit", "topics", "transform", "score", "sweep", "report", "convert"} <= set(
-        build_parser()._subparsers._group_actions[0].choices
-    )
+    assert set(cli.COMMANDS) <= set(build_parser()._subparsers._group_actions[0].choices)
 
 
 def test_every_command_has_help(capsys):
-    for command in ("demo", "fit", "topics", "transform", "score", "sweep", "report", "convert"):
+    for command in cli.COMMANDS:
         with pytest.raises(SystemExit) as end:
             main([command, "--help"])
         assert end.value.code == 0
@@ -287,7 +562,7 @@ def test_every_command_has_help(capsys):
         (["fit", "missing", "--out", "new", "--rho", "0.1", "--tau", "5"], "--tau has no effect with a constant step"),
         (["fit", "missing", "--out", "new", "--patience", "5"], "--patience has no effect without early stopping"),
         (["fit", "texts.txt", "--out", "model", "--resume", "--threads", "2"], "--threads"),
-        (["transform", "missing", "missing", "--out", "theta.xls"], "ends in .tsv, .jsonl or .npz"),
+        (["transform", "missing", "missing", "--out", "theta.xls"], "ends in .tsv, .csv, .jsonl, .npz or .parquet"),
         (["report", "missing", "--out", "nowhere/report.html"], "the folder nowhere does not exist"),
         (
             ["sweep", "texts.txt", "--out", "new", "--held-out", "0"],
@@ -295,6 +570,9 @@ def test_every_command_has_help(capsys):
         ),
         (["report", "model", "texts.txt", "--out", "nowhere/report.html"], "nowhere"),
         (["report", "model", "--field", "body"], "--field has no effect without documents to read"),
+        (["report", "model", "--by", "date"], "--by has no effect without documents to read"),
+        (["report", "model", "texts.txt", "--period", "year"], "--period has no effect without --by"),
+        (["report", "model", "--compare", "missing"], "missing: expected the folder of a model, which does not exist"),
         (["topics", "model", "--all", "--json"], "--all has no effect with --json"),
         (["sweep", "missing", "--out", "texts.txt"], "texts.txt: expected a folder or a new name, got a file"),
         (["sweep", "missing", "--out", "texts.txt/new"], "texts.txt/new: expected a folder or a new name, got a file"),
@@ -390,6 +668,8 @@ def test_wrong_arguments_are_code_2(capsys):
         ["fit", "x", "--out", "m", "--resume", "--overwrite"],
         ["fit", "x", "--out", "m", "--min-df", "half"],
         ["sweep", "x", "--out", "m", "--windows", "1,10,1"],
+        ["sweep", "x", "--out", "m", "--topics", "10,many"],
+        ["sweep", "x", "--out", "m", "--seeds", "0"],
     ):
         with pytest.raises(SystemExit) as end:
             main(arguments)
@@ -533,20 +813,3 @@ def test_a_terminal_sees_one_bar():
     assert "100%" in last
     assert "1.00 passes, 1,234 documents/s, held-out -7.5000" in last
     assert stream.text.count("\n") == 1
-
-
-def test_an_interrupt_during_garbage_collection_comes_later():
-    """Python ignores exceptions of the function that jax runs there."""
-
-    def _xla_gc_callback():
-        cli.interrupt(signal.SIGINT, sys._getframe())
-
-    previous = signal.signal(signal.SIGINT, cli.interrupt)
-    try:
-        _xla_gc_callback()  # raises nothing
-        with pytest.raises(KeyboardInterrupt):
-            time.sleep(5)
-        with pytest.raises(KeyboardInterrupt):
-            cli.interrupt(signal.SIGINT, sys._getframe())
-    finally:
-        signal.signal(signal.SIGINT, previous)

@@ -2,7 +2,10 @@
 
 import json
 import pickle
+import sys
+import types
 
+import joblib
 import numpy as np
 import pytest
 import scipy.sparse
@@ -297,6 +300,9 @@ def test_a_model_that_can_be_saved(fitted, X, tmp_path):
     assert fitted.to_model(words).quality is None
     np.testing.assert_array_equal(model.word_counts, X.sum(0))
     assert fitted.to_model(words).word_counts is None
+    assert fitted.to_model(labels={1: " blue "}).labels == {1: "blue"}
+    with pytest.raises(ValueError, match=f"expected topics from 0 to {K - 1}, got {K}"):
+        fitted.to_model(labels={K: "none"})
     np.testing.assert_array_equal(model.transform(X[:9]), fitted.transform(X[:9].astype(np.float32)))
     assert write_report(tmp_path / "report.html", model).stat().st_size > 10_000
 
@@ -387,3 +393,45 @@ def test_partial_fit_refuses_what_has_no_effect_there(X, tmp_path, name):
     value = tmp_path if name == "checkpoints" else 1.0 if name == "seconds" else True
     with pytest.raises(ValueError, match=f"{name} has no effect in partial_fit; set it to"):
         SmoothedLDA(K, **{name: value}).partial_fit(X)
+
+
+def num_partitions(X, n_jobs):
+    return len(SmoothedLDA(K, n_jobs=n_jobs, max_iter=1).partial_fit(X[:60])._state.partitions)
+
+
+def test_n_jobs_has_the_meaning_of_scikit_learn(fitted, X):
+    assert num_partitions(X, None) == num_partitions(X, -1_000) == 1
+    assert num_partitions(X, -2) == max(1, joblib.cpu_count() - 1)
+    with joblib.parallel_config("threading", n_jobs=2):
+        assert num_partitions(X, None) == 2
+    model = pickle.loads(pickle.dumps(fitted))
+    for bad in (0, 1.5, True, "all"):
+        for method in (model.fit, model.transform):
+            model.n_jobs = bad
+            with pytest.raises(ValueError, match="n_jobs must be None or an integer other than 0, got"):
+                method(X)
+
+
+def test_more_topics_than_documents_are_said_to_repeat(X):
+    message = "n_components=5 is more than the 3 documents to start from.*choose n_components below 3, or give init"
+    for train in ("fit", "partial_fit"):
+        with pytest.warns(UserWarning, match=message) as record:
+            getattr(SmoothedLDA(5, max_iter=1, random_state=0), train)(X[:3])
+        assert record[0].filename == __file__
+    SmoothedLDA(3, max_iter=1, init=np.ones((3, X.shape[1]))).fit(X[:2])
+
+
+def test_topics_for_octis_and_pyldavis_are_those_of_the_saved_model(fitted, X, monkeypatch):
+    words = [f"word{i}" for i in range(K * WORDS)]
+    found, model = fitted.to_octis(X[:50], words, test=X[50:], top_words=3), fitted.to_model(words)
+    few, others = (each.astype(np.float32) for each in (X[:50], X[50:]))
+    assert found["topics"] == [[word for word, _ in topic] for topic in model.top_words(3)]
+    np.testing.assert_array_equal(found["topic-word-matrix"], model.topics())
+    np.testing.assert_array_equal(found["topic-document-matrix"], model.transform(few).T)
+    np.testing.assert_array_equal(found["test-topic-document-matrix"], model.transform(others).T)
+    monkeypatch.setitem(sys.modules, "pyLDAvis", types.SimpleNamespace(prepare=lambda **options: options))
+    prepared = fitted.to_pyldavis(X, words, R=5)
+    assert (prepared["vocab"], prepared["R"]) == (words, 5)
+    np.testing.assert_array_equal(prepared["term_frequency"], X.sum(0))
+    with pytest.raises(ValueError, match="expecting 40 features"):
+        fitted.to_octis(X[:, :30])

@@ -8,14 +8,19 @@ import json
 import math
 import re
 import shutil
+import time
 
 import numpy as np
 import pytest
 from scipy.spatial.distance import pdist, squareform
 
-from smoothgrad_jax.app import report
-from smoothgrad_jax.app.report import Excerpt, typical_documents, write_report
+from smoothgrad_jax.app import report_content, topic_blocks, topic_map
+from smoothgrad_jax.app.model_comparison import compare_models
+from smoothgrad_jax.app.report import typical_documents, write_report
+from smoothgrad_jax.app.report_content import Excerpt
 from smoothgrad_jax.app.saved_models import SavedModel
+from smoothgrad_jax.app.topic_labels import read_labels
+from smoothgrad_jax.models.topic_groups import TopicGroups
 from smoothgrad_jax.models.topic_quality import TopicQuality
 
 HOSTILE = [
@@ -91,7 +96,7 @@ def test_ranked_words_are_the_top_words_of_all_slider_positions(V, top):
             seen = np.flatnonzero(np.isfinite(log_p)).tolist()
             score = {w: mu * log_p[w] + (1 - mu) * (log_p[w] - log_marginal[w]) for w in seen}
             expected_words |= set(sorted(seen, key=lambda w: -score[w])[:top])
-        words = report.ranked_words(log_p, log_marginal, top, positions=20).tolist()
+        words = report_content.ranked_words(log_p, log_marginal, top, positions=20).tolist()
         assert sorted(words) == sorted(expected_words)
         assert words == sorted(words, key=lambda w: -log_p[w])
 
@@ -130,11 +135,103 @@ def test_page_data_equal_the_reference(tmp_path, given):
 def test_the_page_contains_the_quality_of_the_topics(tmp_path):
     data = read(write_report(tmp_path / "r.html", make_model(quality=QUALITY)))
     assert [topic["npmi"] for topic in data["topics"]] == QUALITY.npmi.tolist()
-    remarks = [["near-duplicate of topic 3"], ["incoherent"], [], ["near-duplicate of topic 0"], []]
-    assert [topic["remarks"] for topic in data["topics"]] == remarks
+    assert [topic["junk"] for topic in data["topics"]] == [None, "incoherent", None, None, None]
+    assert [topic["duplicates"] for topic in data["topics"]] == [[3], [], [], [0], []]
     names = ["mean NPMI", "diversity", "effective topics", "near-duplicate pairs", "junk topics"]
     assert [name for name, _ in data["quality"]] == names
     assert [value for _, value in data["quality"]][-2:] == ["1", "1"]
+
+
+def make_groups(K=5, values=("b", "a", "c"), **changes):
+    """Return groups with random numbers."""
+    rng = np.random.default_rng(len(values))
+    mean = rng.dirichlet(np.ones(K), len(values))
+    parts = {"low": 0.9 * mean, "high": 1 - 0.9 * (1 - mean), "num_docs": np.arange(10, 10 + len(values))}
+    return TopicGroups(**{"field": "year", "values": list(values), "prevalence": mean, **parts, **changes})
+
+
+@pytest.mark.parametrize(
+    ("values", "at"),
+    [
+        (("2019", "2020", "2022"), [2019, 2020, 2022]),
+        (("2019-11", "2019-12", "2020-01"), [2019.833, 2019.917, 2020]),
+        (("2020", "2019"), None),
+        (("2019", "unknown"), None),
+        (("2019-13", "2020-01"), None),
+        (("2019",), None),
+        (("b", "a", "c"), None),
+    ],
+)
+def test_the_page_contains_groups_and_recognises_years_and_months(tmp_path, values, at):
+    groups = make_groups(values=values, num_missing=1234)
+    data = read(write_report(tmp_path / "r.html", make_model(), groups=groups))["groups"]
+    assert (data["field"], data["values"], data["at"]) == ("year", list(values), at)
+    assert data["docs"] == groups.num_docs.tolist()
+    assert data["remark"] == "Documents without year: 1,234."
+    expected = np.stack([groups.prevalence, groups.low, groups.high]).transpose(2, 0, 1)
+    np.testing.assert_allclose(data["topics"], expected, rtol=6e-3)
+    assert read(write_report(tmp_path / "r.html", make_model()))["groups"] is None
+
+
+def test_of_many_groups_those_with_the_most_documents_are_shown(tmp_path, monkeypatch):
+    monkeypatch.setattr(report_content, "_MAX_GROUP_NUMBERS", 5 * 20)
+    values = [f"{1900 + i}" for i in range(50)]
+    groups = make_groups(values=values, num_docs=np.arange(50) * 7 % 50)
+    data = read(write_report(tmp_path / "r.html", make_model(), groups=groups))["groups"]
+    kept = [i for i in range(50) if i * 7 % 50 >= 30]
+    assert data["values"] == [values[i] for i in kept]
+    np.testing.assert_allclose(np.array(data["topics"])[:, 0].T, groups.prevalence[kept], rtol=6e-3)
+    assert data["remark"] == "Shown: the 20 groups with the most documents, of 50."
+
+
+def test_the_page_contains_the_matched_topics_of_another_model(tmp_path):
+    model = make_model(V=60, quality=QUALITY)
+    # The other model has two topics less, in another order, lacks some words and has others.
+    kept, order = np.arange(59, 9, -1), [3, 0, 4]
+    lam = np.concatenate([model.lam[kept][:, order], np.full((8, 3), 0.05, np.float32)])
+    names = [f"word{w}" for w in kept] + [f"new{i}" for i in range(8)]
+    other = make_model(lam=lam, vocabulary=names, labels={1: "one"})
+    found = compare_models(model, other, "other")
+    data = read(write_report(tmp_path / "r.html", model, comparison=found))["comparison"]
+    assert data["partner"] == [1, -1, -1, 0, 2]
+    np.testing.assert_allclose(data["similarity"], [1, 0, 0, 1, 1], rtol=1e-3)
+    assert (data["name"], data["num_common_words"], data["mean"]) == ("other", 50, 1)
+    assert [topic["label"] for topic in data["topics"]] == [None, "one", None]
+    words = [[word for word, _ in top] for top in other.top_words(20)]
+    assert [topic["words"] for topic in data["topics"]] == words
+    np.testing.assert_allclose([t["prevalence"] for t in data["topics"]], other.topic_proportions(), rtol=1e-3)
+    assert data["quality"][0] == ["mean NPMI", "0.080", "–"]
+    assert data["quality"][-1] == ["held-out score", "−7.525", "−7.525"]
+    assert read(write_report(tmp_path / "r.html", model))["comparison"] is None
+
+
+def test_models_without_common_words_cannot_be_compared():
+    model = make_model()
+    for other, message in (
+        (make_model(vocabulary=[f"other{i}" for i in range(200)]), "the models have no common word"),
+        (make_model(vocabulary=None), "one of the models has no vocabulary"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            compare_models(model, other, "other")
+    numbers = make_model(vocabulary=None)
+    assert compare_models(numbers, numbers, "same").match.partner.tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(ValueError, match="no vocabulary and 200 and 100 words"):
+        compare_models(numbers, make_model(V=100, vocabulary=None), "other")
+
+
+def test_long_texts_of_many_documents_are_shortened(tmp_path, monkeypatch):
+    monkeypatch.setattr(report_content, "_MAX_TEXTS", 5_000)
+    documents = {k: [(0.5, "ü" * 700), (0.4, "short"), (0.3, "x" * 1000)] for k in range(5)}
+    texts = [
+        text
+        for each in read(write_report(tmp_path / "r.html", make_model(), documents=documents))["documents"].values()
+        for _, _, text in each
+    ]
+    assert 4_900 <= len("".join(texts).encode()) <= 5_050
+    assert [text for text in texts if text == "short"] == ["short"] * 5
+    few = {k: [(0.5, "x" * 900)] for k in range(5)}
+    kept = read(write_report(tmp_path / "r.html", make_model(), documents=few))["documents"]
+    assert [text for each in kept.values() for _, _, text in each] == ["x" * 900] * 5
 
 
 def test_words_that_never_occur_are_not_shown(tmp_path):
@@ -156,14 +253,22 @@ def test_jensen_shannon_distances_equal_their_definition():
     for i, j in itertools.product(range(9), repeat=2):
         halves = (negative_entropy(beta[i]) + negative_entropy(beta[j])) / 2
         expected = max(halves - negative_entropy((beta[i] + beta[j]) / 2), 0) ** 0.5
-        assert report.jensen_shannon(beta)[i, j] == pytest.approx(expected, abs=1e-7)
-    assert report.jensen_shannon(beta)[0, 1] == pytest.approx(math.sqrt(math.log(2)))
+        assert topic_map.jensen_shannon(beta)[i, j] == pytest.approx(expected, abs=1e-7)
+    assert topic_map.jensen_shannon(beta)[0, 1] == pytest.approx(math.sqrt(math.log(2)))
+
+
+def test_almost_equal_topics_have_the_distance_zero():
+    """scipy returns NaN for a third of these pairs."""
+    beta = np.random.default_rng(0).dirichlet(np.ones(30), 20)
+    for row in beta:
+        other = row * np.float32(1 + 1e-6)
+        np.testing.assert_allclose(topic_map.jensen_shannon(np.stack([row, other / other.sum()])), 0, atol=1e-7)
 
 
 @pytest.mark.parametrize("K", [1, 2, 3])
 def test_scaling_is_exact_for_up_to_three_topics(K):
-    distances = report.jensen_shannon(np.random.default_rng(K).dirichlet(np.ones(20), K))
-    points, explained = report.classical_scaling(distances)
+    distances = topic_map.jensen_shannon(np.random.default_rng(K).dirichlet(np.ones(20), K))
+    points, explained = topic_map.classical_scaling(distances)
     np.testing.assert_allclose(squareform(pdist(points)), distances, atol=1e-9)
     assert explained == pytest.approx(1)
 
@@ -171,10 +276,10 @@ def test_scaling_is_exact_for_up_to_three_topics(K):
 def test_scaling_is_exact_in_two_dimensions_and_a_projection_in_more():
     rng = np.random.default_rng(0)
     flat, solid = (squareform(pdist(rng.normal(size=(12, n)))) for n in (2, 5))
-    points, explained = report.classical_scaling(flat)
+    points, explained = topic_map.classical_scaling(flat)
     np.testing.assert_allclose(squareform(pdist(points)), flat, atol=1e-9)
     assert explained == pytest.approx(1)
-    points, explained = report.classical_scaling(solid)
+    points, explained = topic_map.classical_scaling(solid)
     # A projection increases no distance, and explains the fraction of squared distances that it preserves.
     projected = squareform(pdist(points))
     assert (projected <= solid + 1e-9).all()
@@ -184,12 +289,12 @@ def test_scaling_is_exact_in_two_dimensions_and_a_projection_in_more():
 
 def test_merging_words_preserves_sums_and_increases_no_distance():
     model = make_model(V=2_000, K=10)
-    exact = report.merged_words(model.lam, np.full(10, 0.1), 2_000)
+    exact = topic_map.merged_words(model.lam, np.full(10, 0.1), 2_000)
     np.testing.assert_allclose(exact, np.array(oracle(model)[0]), rtol=1e-6)
-    merged = report.merged_words(model.lam, np.full(10, 0.1), 300)
+    merged = topic_map.merged_words(model.lam, np.full(10, 0.1), 300)
     assert merged.shape == (10, 300)
     np.testing.assert_allclose(merged.sum(1), 1)
-    near, far = report.jensen_shannon(merged), report.jensen_shannon(exact)
+    near, far = topic_map.jensen_shannon(merged), topic_map.jensen_shannon(exact)
     assert (near <= far + 1e-9).all()
     off = ~np.eye(10, dtype=bool)
     assert (near[off] / far[off]).min() > 0.9
@@ -198,7 +303,7 @@ def test_merging_words_preserves_sums_and_increases_no_distance():
 def test_the_map_uses_merged_words_for_large_vocabularies(tmp_path, monkeypatch):
     model = make_model(V=2_000, K=10)
     exact = np.array([t["at"] for t in read(write_report(tmp_path / "a.html", model))["topics"]])
-    monkeypatch.setattr(report, "_MAX_DISTANCE_TERMS", 300 * 50)
+    monkeypatch.setattr(topic_map, "_MAX_DISTANCE_TERMS", 300 * 50)
     approximate = np.array([t["at"] for t in read(write_report(tmp_path / "b.html", model))["topics"]])
     assert (exact != approximate).any()
     np.testing.assert_allclose(pdist(approximate), pdist(exact), atol=0.05)
@@ -207,7 +312,7 @@ def test_the_map_uses_merged_words_for_large_vocabularies(tmp_path, monkeypatch)
 def test_the_block_size_does_not_change_the_report(tmp_path, monkeypatch):
     model = make_model()
     data = read(write_report(tmp_path / "a.html", model))
-    monkeypatch.setattr(report, "_BLOCK_SIZE", 450)
+    monkeypatch.setattr(topic_blocks, "_BLOCK_SIZE", 450)
     blocks = read(write_report(tmp_path / "b.html", model))
     assert {**data, "topics": None} == {**blocks, "topics": None}
     for a, b in zip(data["topics"], blocks["topics"], strict=True):
@@ -226,6 +331,13 @@ def test_typical_documents_have_the_largest_proportions():
     for k, excerpts in found.items():
         best = sorted((d for d in range(100) if d not in empty), key=lambda d: (-theta[d, k], d))[:6]
         assert excerpts == [Excerpt(float(theta[d, k]), f"text {d}", f"document {d}") for d in best]
+    names = [f"doi/{d}" if d % 2 else None for d in range(100)]
+    for k, excerpts in typical_documents(theta, texts, iter(names), most=6).items():
+        wanted = [(each.proportion, each.text, each.text.replace("text ", "")) for each in found[k]]
+        wanted = [(p, text, f"doi/{d}" if int(d) % 2 else f"document {d}") for p, text, d in wanted]
+        assert excerpts == [Excerpt(*each) for each in wanted]
+    with pytest.raises(ValueError, match="shorter"):
+        typical_documents(theta, texts, names[:-1])
     for wrong in (texts[:-1], [*texts, "more"]):
         with pytest.raises(ValueError, match=f"one text per row of theta: 100 rows, got {len(wrong)}"):
             typical_documents(theta, wrong)
@@ -313,11 +425,17 @@ def test_a_failed_write_keeps_the_previous_report(tmp_path, monkeypatch):
 
 
 def test_the_report_of_a_large_model_is_small(tmp_path):
+    """K = 200 with five long documents per topic, thirty groups and another model takes less than 3 MB."""
     rng = np.random.default_rng(0)
-    lam = np.full((14_000, 100), 0.1, np.float32)
-    lam[rng.integers(0, 14_000, 60_000) ** 2 // 14_000, rng.integers(0, 100, 60_000)] += rng.gamma(0.5, 50, 60_000)
-    path = write_report(tmp_path / "r.html", make_model(lam=lam, vocabulary=None))
-    assert path.stat().st_size < 2_000_000
+    V, K = 14_000, 200
+    lam = np.full((V, K), 0.1, np.float32)
+    lam[rng.integers(0, V, 150_000) ** 2 // V, rng.integers(0, K, 150_000)] += rng.gamma(0.5, 50, 150_000)
+    names = [f"{w:x}" * 2 for w in range(V)]
+    model = make_model(lam=lam, vocabulary=names, quality=QUALITY._replace(npmi=rng.random(K)))
+    documents = {k: [(0.5, "text ü " * 300, f"10.1000/{k}-{i}") for i in range(5)] for k in range(K)}
+    groups, other = make_groups(K, [f"{1990 + i}" for i in range(30)]), compare_models(model, model, "other")
+    path = write_report(tmp_path / "r.html", model, documents=documents, groups=groups, comparison=other)
+    assert 2_000_000 < path.stat().st_size < 3_000_000
 
 
 @pytest.mark.parametrize(
@@ -339,6 +457,10 @@ def test_wrong_documents_and_paths_are_rejected(tmp_path):
         write_report(tmp_path / "r.html", make_model(), documents={5: []})
     with pytest.raises(ValueError, match="topic 1: expected a proportion between 0 and 1, got nan"):
         write_report(tmp_path / "r.html", make_model(), documents={1: [(math.nan, "text")]})
+    with pytest.raises(ValueError, match=r"groups: expected prevalence of shape \(groups, 5\), got \(3, 4\)"):
+        write_report(tmp_path / "r.html", make_model(), groups=make_groups(4))
+    with pytest.raises(ValueError, match="groups: expected a prevalence and an interval between 0 and 1"):
+        write_report(tmp_path / "r.html", make_model(), groups=make_groups(high=np.full((3, 5), math.nan)))
     with pytest.raises(FileNotFoundError, match="missing: expected a folder to write"):
         write_report(tmp_path / "missing" / "r.html", make_model())
     with pytest.raises(IsADirectoryError, match="expected a file to write, got a folder"):
@@ -407,12 +529,28 @@ class Page:
 
         ActionChains(self.browser, duration=0).move_to_element(element).perform()
 
+    def sort(self, order):
+        self.find(f'#sort option[value="{order}"]').click()
+
+    def sees(self, name):
+        """Return whether an element is inside the window, at least in part."""
+        box = self.run("return document.getElementById(arguments[0]).getBoundingClientRect().toJSON()", name)
+        return box["top"] < self.run("return innerHeight") and box["bottom"] > 0
+
+    @property
+    def focus(self):
+        """Return the id of the focused element, or its text."""
+        return self.run("const e = document.activeElement; return e.id || e.textContent.slice(0, 40)")
+
     @property
     def topic(self):
         """Return the selected topic; assert that heading, list, map and URL show the same one."""
         number = int(self.find("#name").text.removeprefix("Topic "))
         assert self.texts('#topics [aria-selected="true"] .number') == [str(number)]
         assert self.texts("#map text.selected") == [str(number)]
+        for listbox in ("multiples", "pairs"):
+            items = self.run(f"return [...{listbox}].map((item) => item.getAttribute('aria-selected') === 'true')")
+            assert items in ([], [k == number for k in range(len(items))])
         assert f"topic={number}" in self.run("return location.hash")
         return number
 
@@ -429,10 +567,27 @@ class Page:
 def hostile(tmp_path_factory):
     """Return a model with hostile words among its top words, and its report."""
     vocabulary = [*HOSTILE, *(f"word{i}" for i in range(len(HOSTILE), 200))]
-    documents = {k: [(0.9, HOSTILE[0] + " text" * 200), (0.5, "short")] for k in range(4)}
-    model = make_model(vocabulary=vocabulary, quality=QUALITY)
+    documents = {k: [(0.9, HOSTILE[0] + " text" * 200, HOSTILE[2]), (0.5, "short")] for k in range(4)}
+    model = make_model(vocabulary=vocabulary, quality=QUALITY, labels={0: HOSTILE[1]})
+    groups = make_groups(values=[HOSTILE[0], HOSTILE[1], HOSTILE[7]], field=HOSTILE[1])
+    other = compare_models(model, make_model(K=4, seed=1, vocabulary=vocabulary, labels={0: HOSTILE[1]}), HOSTILE[0])
     path = tmp_path_factory.mktemp("report") / "r.html"
-    return model, write_report(path, model, documents=documents, title=HOSTILE[1])
+    options = {"documents": documents, "groups": groups, "comparison": other, "title": HOSTILE[1]}
+    return model, write_report(path, model, **options)
+
+
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory):
+    """Return a model with groups over time, labels, typical documents and another model, and its report."""
+    model = make_model(quality=QUALITY, labels={2: "galaxies"})
+    documents = {
+        k: [(0.9 - i / 10, f"Text {i} of topic {k}." + " Some words." * 99, f"id-{k}-{i}") for i in range(3)]
+        for k in range(5)
+    }
+    groups = make_groups(values=[str(year) for year in range(2001, 2021)])
+    other = compare_models(model, make_model(K=4, seed=1), "other")
+    path = tmp_path_factory.mktemp("complete") / "r.html"
+    return model, write_report(path, model, documents=documents, groups=groups, comparison=other)
 
 
 def test_topics_are_selected_by_click_and_by_key(browser, hostile):
@@ -458,14 +613,14 @@ def test_topics_are_selected_by_click_and_by_key(browser, hostile):
     assert page.run("return document.activeElement.id") == f"topic-{order[2]}"
     page.press("\ue010")  # end
     assert page.topic == order[4]
-    page.find('#sort label:has([value="number"])').click()
+    page.sort("number")
     assert page.texts("#topics .number") == ["0", "1", "2", "3", "4"]
     circle = page.run(
         "return document.querySelectorAll('#map circle')[arguments[0]]",
         order.index(0),  # the largest circles are drawn first
     )
     page.hover(circle)
-    assert page.find("#note").text.startswith("Topic 0 ·")
+    assert page.find("#note").text.startswith(f"Topic 0: {HOSTILE[1]} · ")
     circle.click()
     assert page.topic == 0
     page.check()
@@ -473,17 +628,26 @@ def test_topics_are_selected_by_click_and_by_key(browser, hostile):
 
 def test_the_list_shows_and_sorts_by_coherence(browser, hostile, tmp_path):
     page = Page(browser, hostile[1], address="#topic=1")
-    assert page.find("#prevalence").text.endswith("of the corpus · NPMI −0.25 · incoherent")
-    page.find('#sort label:has([value="npmi"])').click()
+    assert page.find("#prevalence").text.endswith("of the corpus · NPMI −0.25 · junk: incoherent")
+    page.sort("npmi")
     assert page.texts("#topics .number") == ["2", "4", "0", "3", "1"]
+    page.sort("npmi-lowest")
+    assert page.texts("#topics .number") == ["1", "3", "0", "4", "2"]
+    page.sort("remarks")
+    assert set(page.texts("#topics .number")[:3]) == {"0", "1", "3"}
+    page.sort("npmi")
     assert page.texts("#topics .npmi") == ["0.30", "0.20", "0.10", "0.05", "−0.25"]
     assert page.texts("#topics .remarked .number") == ["0", "3", "1"]
-    assert page.find("#topic-3").get_attribute("title") == "near-duplicate of topic 0"
+    assert page.texts("#topics .remark") == ["near-duplicate of 3", "near-duplicate of 0", "junk: incoherent"]
     assert page.texts("#quality dd")[0] == "0.080"
+    page.run("location.hash = '#topic=3'")
+    page.run("dispatchEvent(new HashChangeEvent('hashchange'))")
+    page.find("#prevalence button").click()  # the near-duplicate
+    assert page.topic == 0
     page.check()
     page = Page(browser, write_report(tmp_path / "r.html", make_model()))
     assert page.texts("#topics .npmi") == []
-    assert not page.find('#sort label:has([value="npmi"])').is_displayed()
+    assert page.texts("#sort option") == ["Prevalence", "Number", "Match of the search"]
     assert page.texts("#quality dt") == ["effective topics"]
     page.check()
 
@@ -495,7 +659,7 @@ def test_the_slider_sorts_words_by_relevance(browser, hostile):
     marginal = model.lam.sum(1, dtype=np.float64) / model.lam.sum(dtype=np.float64)
 
     # The page truncates words and shows a lone surrogate as the replacement character.
-    names = [report._truncated(word, 120).replace("\udc80", "\ufffd") for word in model.vocabulary]
+    names = [report_content.truncated(word, 120).replace("\udc80", "\ufffd") for word in model.vocabulary]
 
     def assert_sorted(shown, mu):
         """Assert that word i is the i-th most relevant word, up to rounding to four digits."""
@@ -557,7 +721,7 @@ def test_a_search_sorts_topics_by_the_word(browser, hostile):
     page.hover(page.find("#title"))
     assert page.texts("#words .highlighted button") == []
     page.find("#words li:nth-child(4) button").click()
-    assert page.find('#sort [value="match"]').is_selected()
+    assert page.run("return document.getElementById('sort').value") == "match"
     page.check()
 
 
@@ -614,6 +778,177 @@ def test_colours_have_enough_contrast_in_both_themes(browser, hostile):
     page.check()
 
 
+def test_labels_are_edited_and_downloaded(browser, complete, tmp_path):
+    _, path = complete
+    browser.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
+    page = Page(browser, path, address="#topic=2")
+    field = page.find("#label")
+    assert field.get_attribute("value") == "galaxies"
+    assert field.get_attribute("aria-label") == "Label of topic 2"
+    assert not page.find("#label-note").is_displayed()
+    page.find("#topic-3").click()
+    field.send_keys("  dark matter ", "\ue007")  # enter
+    assert page.texts("#topic-3 .label") == ["dark matter"]
+    assert page.find("#label-note").text.startswith("2 labels, edited in this page only.")
+    assert "Topic 3: dark matter" in page.texts("#pairs li > span:first-child .label")
+    assert any(text == "3 dark matter" for text in page.texts("#multiples .caption"))
+    field.send_keys(" forgotten", "\ue00c")  # escape
+    assert field.get_attribute("value") == "dark matter"
+    page.run("setLabel(0, 'a\\tb\\u202e\\n')")  # pasted
+    assert page.texts("#topic-0 .label") == ["a b"]
+    page.find("#topic-4").click()
+    field.send_keys("x" * 200, "\ue004")  # tab
+    assert page.focus == "download"
+    page.press("\ue00d")  # space
+    assert not page.find("#label-note").is_displayed()
+    deadline = time.monotonic() + 20
+    while not (tmp_path / "labels.tsv").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    # The command reads what the page writes.
+    assert read_labels(tmp_path / "labels.tsv", 5) == {0: "a b", 2: "galaxies", 3: "dark matter", 4: "x" * 80}
+    page.find("#topic-2").click()
+    field.clear()
+    field.send_keys("\ue007")
+    assert page.texts("#topic-2 .label") == [""]
+    page.find("#download").click()
+    page.check()
+
+
+def test_a_search_finds_labels_and_documents(browser, complete):
+    page = Page(browser, complete[1])
+    page.press("/", "id-3-1")
+    assert page.texts("#results button") == ["id-3-1 in topic 3"]
+    assert page.find("#found").text == "Not among the top words of any topic: id-3-1; in 1 typical document"
+    page.press("\ue007")  # enter
+    assert page.topic == 3
+    assert page.run("return document.activeElement.querySelector('strong').textContent") == "id-3-1"
+    assert page.texts("#documents mark") == ["id-3-1"]
+    assert page.run("return document.activeElement.querySelector('.clamped')") is None  # complete text
+    page.press("\ue00c")
+    assert page.texts("#results button, #documents mark") == []
+    page.press("/", "GALAX")
+    assert page.texts("#results button") == ["Topic 2: galaxies"]
+    page.find("#results button").click()
+    assert page.topic == 2
+    page.press("\ue00c", "/", "of topic")
+    assert len(page.texts("#results button")) == 4
+    assert page.find("#found").text.endswith("in 15 typical documents, the first 4 matches are listed")
+    page.press("\ue00c", "/", "(text*[")  # no regular expression
+    assert page.texts("#results button") == []
+    page.check()
+
+
+def test_groups_show_means_and_intervals(browser, hostile, complete):
+    _, path = complete
+    groups = make_groups(values=[str(year) for year in range(2001, 2021)])
+    page = Page(browser, path, address="#topic=1")
+    assert page.texts("#by-group-title") == ["Prevalence by year"]
+    assert page.find("#time-chart").is_displayed()
+    assert page.find("#time-reading").text.startswith("2020: ")
+    assert page.texts("#group-rows li") == []
+    page.find("#all-groups").click()
+    assert page.texts("#group-rows .value") == groups.values
+    assert page.texts("#group-rows .docs") == [str(number) for number in groups.num_docs]
+    for text, mean, low, high in zip(
+        page.texts("#group-rows .share"), groups.prevalence[:, 1], groups.low[:, 1], groups.high[:, 1], strict=True
+    ):
+        shown = [float(each) / 100 for each in re.findall(r"([\d.]+)%", text)]
+        np.testing.assert_allclose(shown, [mean, low, high], rtol=0.06)
+    # The line of the overview is the mean, on the scale that is printed below.
+    end = float(page.texts("#multiples .quiet")[page.texts("#topics .number").index("1")].split()[-1][:-1]) / 100
+    path_of_topic = page.run("return multiples[1].querySelector('.line').getAttribute('d')")
+    y = np.array([float(each.split()[1]) for each in path_of_topic[1:].split("L")])
+    np.testing.assert_allclose((61 - y) / 56 * end, groups.prevalence[:, 1], rtol=0.02, atol=0.02)
+    page.find("#same-scale").click()
+    assert len(set(page.texts("#multiples .quiet"))) == 1
+    page.run("multiples[3].click()")
+    assert page.topic == 3
+    page.check()
+
+    page = Page(browser, hostile[1], address="#topic=1")
+    means = make_groups(values=[HOSTILE[0], HOSTILE[1], HOSTILE[7]]).prevalence[:, 1]
+    names = [HOSTILE[0], HOSTILE[1], HOSTILE[7]]
+    assert page.texts("#group-rows .value") == [names[g] for g in np.argsort(-means)]
+    widths = page.run("return [...document.querySelectorAll('#group-rows .own')].map((e) => parseFloat(e.style.width))")
+    np.testing.assert_allclose(np.array(widths) / widths[0], np.sort(means)[::-1] / means.max(), rtol=0.01)
+    assert not page.find("#time-chart").is_displayed()
+    page.check()
+
+
+def test_two_models_are_shown_side_by_side(browser, complete):
+    model, path = complete
+    other = make_model(K=4, seed=1)
+    match = compare_models(model, other, "other").match
+    page = Page(browser, path, address="#topic=0")
+    page.sort("similarity")
+    order = np.argsort(match.similarity, kind="stable").tolist()
+    assert page.texts("#topics .number") == [str(k) for k in order]
+    alone = match.partner.tolist().index(-1)
+    assert order[0] == alone
+    pairs = page.texts("#pairs li > span:last-child")
+    assert pairs[0] == "no matched topic"
+    assert [text.startswith(f"Topic {match.partner[k]}") for k, text in zip(order, pairs, strict=True)][1:] == [
+        True
+    ] * 4
+    assert page.texts("#both tr:last-child td") == ["−7.525", "−7.525"]
+    k = order[-1]
+    page.run("pairs[arguments[0]].click()", k)
+    assert page.topic == k
+    assert page.find("#match-facts").text.startswith(
+        f"Topic {match.partner[k]} · similarity {match.similarity[k]:.2f} · "
+    )
+    here, there = (
+        {word for word, _ in each.top_words(20)[number]} for each, number in ((model, k), (other, match.partner[k]))
+    )
+    both, only_here, only_there = (
+        {*text.split()} if text != "none" else set() for text in page.texts("#match-words dd")
+    )
+    assert (both, only_here, only_there) == (here & there, here - there, there - here)
+    page.run("pairs[arguments[0]].click()", alone)
+    assert page.find("#match-facts").text == "No topic is matched: the other model has fewer topics."
+    page.check()
+
+
+def test_the_page_is_used_with_the_keyboard_only(browser, complete):
+    page = Page(browser, complete[1], address="#topic=2")
+    reached = []
+    for _ in range(120):
+        page.press("\ue004")  # tab
+        if page.run("return document.activeElement === document.body"):
+            break
+        reached.append(page.focus)
+        assert page.run("return getComputedStyle(document.activeElement).outlineStyle") != "none", page.focus
+    # Each list is reached once, at the selected topic, in the order of the page.
+    stops = ["theme", "search", "sort", "topic-2", "next", "label", "download", "by-lift", "mu"]
+    assert [each for each in reached if each in stops] == stops
+    expected = ["all-groups", "same-scale", "2 galaxies"]
+    found = [next(i for i, each in enumerate(reached) if each.startswith(name)) for name in expected]
+    assert found == sorted(found)
+    assert sum(each.startswith("topic-") for each in reached) == 1
+    assert len(reached) < 80
+
+    page.find("#sort").send_keys("N", "\ue007")  # Number, enter
+    assert page.texts("#topics .number") == ["0", "1", "2", "3", "4"]
+    page.run("document.querySelector('#multiples [aria-selected=true]').focus()")
+    page.press("\ue015")  # down
+    assert page.topic == 3
+    assert page.focus.startswith("3 ")
+    page.press("\ue010")  # end
+    assert page.topic == 4
+    page.press("\ue007")  # enter
+    assert page.sees("by-group")
+    page.run("document.querySelector('#pairs [aria-selected=true]').focus()")
+    page.press("\ue011")  # home
+    assert page.topic == 0
+    page.press("\ue00d")  # space
+    assert page.sees("compared")
+    page.find("#panels button:nth-child(3)").send_keys("\ue007")
+    assert page.focus == "comparison"
+    page.press("/", "word50", "\ue00c")  # escape
+    assert page.find("#search").get_attribute("value") == ""
+    page.check()
+
+
 def test_the_policy_blocks_other_scripts(browser, hostile):
     page = Page(browser, hostile[1])
     page.run(
@@ -627,12 +962,13 @@ def test_the_policy_blocks_other_scripts(browser, hostile):
     assert all("Content Security Policy" in entry["message"] for entry in messages)
 
 
-@pytest.mark.parametrize("width", [360, 800, 1400])
-def test_long_words_and_texts_do_not_overflow_the_screen(browser, hostile, width):
-    page = Page(browser, hostile[1], width=width, height=700)
+@pytest.mark.parametrize("width", [360, 400, 800, 1400])
+@pytest.mark.parametrize("which", ["hostile", "complete"])
+def test_long_words_and_texts_do_not_overflow_the_screen(browser, request, which, width):
+    page = Page(browser, request.getfixturevalue(which)[1], width=width, height=700)
     page.check()
     overflowing = page.run(
-        "return [...document.querySelectorAll('main *')].filter((e) => !e.closest('.hide, #topics') && "
+        "return [...document.querySelectorAll('main *')].filter((e) => !e.closest('.hide, #topics, #multiples') && "
         "e.getBoundingClientRect().right > innerWidth + 1).map((e) => e.outerHTML.slice(0, 80).toWellFormed())"
     )
     assert overflowing == []

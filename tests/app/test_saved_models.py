@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import types
+import warnings
 import zlib
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from disk import Disk, Killed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from smoothgrad_jax import Corpus, init_topics
+from smoothgrad_jax import Corpus, init_topics, npmi, top_words
 from smoothgrad_jax.app.saved_models import SavedModel, load_model, save_model
 from smoothgrad_jax.data import durable_files
 from smoothgrad_jax.data.durable_files import LoadError, SaveError
@@ -55,6 +56,7 @@ def assert_equal(one, other):
         np.testing.assert_array_equal(a, b, err_msg=name, strict=a is not None and np.ndim(a) > 0)
     assert one.vocabulary == other.vocabulary
     assert repr(one.quality) == repr(other.quality)
+    assert one.labels == other.labels
     assert repr((one.settings, one.history)) == repr((other.settings, other.history))  # NaN differs from itself
 
 
@@ -65,6 +67,7 @@ MODELS = {
     "priors": a_model(alpha=np.array([0.1, 0.2, 0.3]), eta=np.full((7, 1), 0.5, np.float32)),
     "counted": a_model(prevalence=np.array([0.5, 0.5, 0.0]), word_counts=np.arange(7)),
     "measured": a_model(quality=QUALITY),
+    "labelled": a_model(labels={0: "wörter & “more”", 2: "🦜 موضوع"}),
 }
 
 
@@ -242,6 +245,53 @@ def test_a_forged_model_executes_nothing(tmp_path, monkeypatch, how, message):
     assert not Path("ran").exists()
 
 
+@pytest.mark.parametrize("labels", [["a"], "a", 7, {"x": "a"}, {"3": "a"}, {"1": None}, {"1": "a\x1b[31m"}])
+def test_forged_labels_are_not_loaded(tmp_path, labels):
+    save_model(tmp_path, a_model())
+    metadata = json.loads((tmp_path / "model.json").read_text())
+    metadata.pop("checksum")
+    (tmp_path / "model.json").unlink()
+    durable_files.write_json(tmp_path / "model.json", metadata | {"labels": labels})
+    with pytest.raises(LoadError, match=r"model\.json: "):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"settings": {"tokens": {"stop_words": "/etc/passwd"}}}, r"settings\.tokens\.stop_words must be a list, got"),
+        ({"settings": {"tokens": {"ngram_range": [1]}}}, r"settings\.tokens\.ngram_range must be a list of 2"),
+        ({"settings": {"method": "magic"}}, r"settings\.method must be 'sampled' or"),
+        ({"settings": 3}, "settings must be an object, got 3"),
+        ({"history": [{"score": "best"}]}, r"history\[0\]\.score must be a number, got 'best'"),
+        ({"num_docs": "many"}, "num_docs must be a finite number above 0"),
+        ({"files": {"lam.npy": []}}, r"files\.lam\.npy must be an object"),
+    ],
+)
+def test_a_forged_description_is_refused_by_the_name_of_its_entry(tmp_path, change, message):
+    """A model holds its stop words: the name of a file would be read on the computer of whoever loads the model."""
+    save_model(tmp_path, a_model())
+    metadata = json.loads((tmp_path / "model.json").read_text())
+    del metadata["checksum"]
+    (tmp_path / "model.json").unlink()
+    durable_files.write_json(tmp_path / "model.json", metadata | change)
+    with pytest.raises(LoadError, match=rf"model\.json: .*{message}"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["lam.npy", "vocabulary.txt", "model.json"])
+@pytest.mark.parametrize("target", [None, "/dev/zero", "/etc/passwd"])
+def test_a_pipe_a_device_or_a_file_elsewhere_is_not_read(tmp_path, name, target):
+    save_model(tmp_path, a_model())
+    (tmp_path / name).unlink()
+    if target is None:
+        os.mkfifo(tmp_path / name)
+    else:
+        (tmp_path / name).symlink_to(target)
+    with pytest.raises(LoadError, match=rf"{name}: (expected a regular file|is a link that leads out of its folder)"):
+        load_model(tmp_path)
+
+
 def test_folders_without_a_model_are_named(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
@@ -281,6 +331,14 @@ def test_folders_without_a_model_are_named(tmp_path):
         ({"prevalence": np.ones(7)}, r"prevalence must have shape \(3,\)"),
         ({"word_counts": -np.ones(7)}, "word_counts must not be negative"),
         ({"quality": QUALITY._replace(npmi=np.zeros(2))}, "quality must be that of 3 topics, got 2"),
+        ({"labels": {3: "a"}}, "labels: expected topics from 0 to 2, got 3"),
+        ({"labels": {True: "a"}}, "labels: expected topics from 0 to 2, got True"),
+        ({"labels": {1: 5}}, "label of topic 1: expected text, got 5"),
+        ({"labels": {1: " "}}, "label of topic 1: expected 1 to 80 characters, got 0"),
+        ({"labels": {1: "long" * 21}}, "label of topic 1: expected 1 to 80 characters, got 84"),
+        ({"labels": {1: "a\x1b[31m"}}, r"label of topic 1: contains the control character U\+001B; remove it"),
+        ({"labels": {1: "a\u202eb"}}, r"label of topic 1: contains the control character U\+202E"),
+        ({"labels": {1: "\udc80"}}, r"label of topic 1: contains the control character U\+DC80"),
         ({"settings": {"a": {1, 2}}}, "settings must be a value that JSON can represent, got set"),
     ],
 )
@@ -288,6 +346,12 @@ def test_a_model_whose_parts_do_not_match_is_not_saved(tmp_path, change, message
     with pytest.raises(ValueError, match=message):
         save_model(tmp_path / "model", a_model(**change))
     assert not (tmp_path / "model").exists()
+
+
+def test_topics_have_distinct_names_with_their_labels():
+    model = a_model(labels={2: "galaxies", 0: "galaxies"})
+    assert model.topic_names() == ["topic 0: galaxies", "topic 1", "topic 2: galaxies"]
+    assert a_model().topic_names() == ["topic 0", "topic 1", "topic 2"]
 
 
 def test_topics_and_their_words():
@@ -329,3 +393,52 @@ def test_a_saved_model_infers_documents_and_prepares_pyldavis(X, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyLDAvis", None)
     with pytest.raises(ImportError, match="pip install pyLDAvis"):
         model.to_pyldavis(corpus)
+
+
+def test_the_real_pyldavis_prepares_topics_that_are_almost_equal():
+    """Rounding made the distances of such topics NaN: "array must not contain infs or NaNs"."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of pyLDAvis and what it imports
+        pyldavis = pytest.importorskip("pyLDAvis")
+        lam = np.full((1_000, K), 0.05, np.float32)
+        lam[7, 2] *= np.float32(1 + 1e-6)
+        model = SavedModel(lam, 0.3, 0.2, D, None, {}, [])
+        prepared = model.to_pyldavis(n_jobs=1, R=5, lambda_step=0.5)
+        assert np.isfinite(prepared.topic_coordinates[["x", "y"]]).all(None)
+        assert sorted(prepared.topic_order) == list(range(1, K + 1))
+        assert pyldavis.prepared_data_to_html(prepared)
+
+
+def test_octis_gets_words_and_matrices_with_one_row_per_topic(X):
+    words = [f"word{w}" for w in range(V)]
+    model = SavedModel(np.asarray(init_topics(jax.random.key(0), V, K)), 0.3, 0.2, D, words, {}, [])
+    found = model.to_octis(X[:50], top_words=7)
+    beta = model.lam.T / model.lam.T.sum(1, keepdims=True)
+    assert found["topics"] == [[words[w] for w in np.argsort(-row)[:7]] for row in beta]
+    np.testing.assert_allclose(found["topic-word-matrix"], beta, rtol=1e-6)
+    np.testing.assert_array_equal(found["topic-document-matrix"], model.transform(X[:50]).T)
+    assert set(found) == {"topics", "topic-word-matrix", "topic-document-matrix"}
+    tested = model.to_octis(X[:50], X[50:])["test-topic-document-matrix"]
+    np.testing.assert_array_equal(tested, model.transform(X[50:]).T)
+
+
+def test_gensim_computes_the_same_coherence_from_the_words_for_octis():
+    """With a window that holds a whole document, gensim counts documents, as the coherence of this package does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of gensim and what it imports
+        gensim = pytest.importorskip("gensim.models")
+        from gensim.corpora import Dictionary
+    rng = np.random.default_rng(0)
+    X = rng.poisson(0.7, (400, 20))
+    words = [f"word{w}" for w in range(20)]
+    model = SavedModel(np.asarray(init_topics(jax.random.key(1), 20, K)), 0.3, 0.2, 400, words, {}, [])
+    tokens = [[words[w] for w in np.repeat(np.arange(20), row)] for row in X]
+    found = gensim.CoherenceModel(
+        topics=model.to_octis(X)["topics"],
+        texts=tokens,
+        dictionary=Dictionary(tokens),
+        coherence="c_npmi",
+        window_size=1_000,
+        processes=1,
+    )
+    np.testing.assert_allclose(found.get_coherence_per_topic(), npmi(top_words(model.lam, 10), X), atol=1e-6)

@@ -48,8 +48,8 @@ def small_problem():
     return Partial(shares), lam, data[rng.integers(0, 100, (12, 5))], data
 
 
-def keep_all(step, params, batches, data, L, rho, warmup, update):
-    """The paper's definitions in a loop that keeps everything, in float64 but for the local step."""
+def keep_all(step, params, batches, data, L, rho, warmup, update, rows=slice(None)):
+    """The paper's definitions in a loop that keeps everything, in float64 but for the local step; of some rows."""
     past, noisy, full, found = [], [], [], []
     params = np.asarray(params, np.float64)
     for t in range(12):
@@ -63,7 +63,7 @@ def keep_all(step, params, batches, data, L, rho, warmup, update):
             g_mean = sum(0.5 - lam_j + s for lam_j, s in zip(past[-L:], full[-L:], strict=True)) / divisor
         else:
             g_hat, g_mean = (0.5 - params + sum(s[-L:]) / divisor for s in (noisy, full))
-        found.append([(x**2).sum() for x in (g_mean - g, g_hat - g_mean, g_hat - g)])
+        found.append([(x[rows] ** 2).sum() for x in (g_mean - g, g_hat - g_mean, g_hat - g)])
         params = params + rho * g_hat
     return params, np.array(found).T, np.array(past)
 
@@ -89,6 +89,26 @@ def test_errors_are_those_of_a_loop_that_keeps_everything(problem, update, warmu
     for t in range(L - 1 if warmup == "zeros" else 0, 12):
         drag = past[t] - past[max(t + 1 - L, 0) : t + 1].mean(0)
         np.testing.assert_allclose(errors.extra_bias[t], (drag**2).sum(), rtol=1e-3, atol=1e-4)
+
+
+def of_two_leaves(step, params, batch):
+    """The same model with its topics in two leaves."""
+    stats, info = step(jnp.concatenate([params["first"], params["others"][0]]), batch)
+    return {"first": stats[:1], "others": [stats[1:]]}, info
+
+
+@pytest.mark.parametrize("update", [global_step, averaged_step])
+def test_errors_per_leaf_are_those_of_the_parts_of_the_gradient(update):
+    step, lam, batches, data = small_problem()
+    params, L = {"first": lam[:1], "others": [lam[1:]]}, 4
+    arguments = (Partial(of_two_leaves, step), init(params, L), batches, data, 0.5, 0.05, L)
+    _, errors = bias_variance(*arguments, update=update, per_leaf=True)
+    for rows, leaf in ((slice(0, 1), lambda each: each["first"]), (slice(1, 2), lambda each: each["others"][0])):
+        expected = keep_all(step, lam, batches, data, L, 0.05, "mean", update, rows)[1]
+        np.testing.assert_allclose([leaf(each) for each in errors[:3]], expected, rtol=1e-3, atol=1e-4)
+    _, whole = bias_variance(*arguments, update=update)
+    for part, total in zip(errors, whole, strict=True):
+        np.testing.assert_allclose(sum(jax.tree.leaves(part)), 0 if total is None else total, rtol=1e-5)
 
 
 def with_negatives(state, error):

@@ -16,6 +16,7 @@ from jax.tree_util import Partial
 
 from smoothgrad_jax import (
     LDA,
+    Adaptive,
     Exponential,
     Moving,
     averaged_step,
@@ -29,6 +30,7 @@ from smoothgrad_jax import (
     run,
     smoothed_svi,
     sweep,
+    sweep_bytes,
     topics,
     window_mean,
 )
@@ -163,15 +165,32 @@ def test_the_memory_of_a_sweep_counts_what_it_records(lam):
     sweep(step, start, batches, 0.1, 0.1, [1, 2], memory_limit=1e5, record=keep_nothing)
 
 
+@pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
+def test_sweep_bytes_are_those_of_the_arrays_that_a_sweep_returns(lam, dtype):
+    batches = pack(np.eye(100, V), np.zeros((5, 100), int))
+    arguments = (Partial(local_step, MODEL), lam.astype(np.float32), batches, 0.1, 0.1, [1, 7, math.inf])
+    expected = sweep_bytes(*arguments, dtype=dtype)
+    states, records = sweep(*arguments, dtype=dtype)
+    assert expected == tuple(sum(leaf.nbytes for leaf in jax.tree.leaves(each)) for each in (states, records))
+    assert expected.states > 3 * 8 * V * K * (2 if dtype else 4)  # three rings of seven slots and one
+
+
+def test_sweep_bytes_of_a_sweep_that_fits_in_no_machine(lam):
+    need = sweep_bytes(
+        Partial(local_step, MODEL), lam.astype(np.float32), pack(np.eye(3, V), [[0, 1]]), 0.1, 0.1, [1e9]
+    )
+    assert need.states == pytest.approx(1e9 * V * K * 4, rel=1e-6)
+
+
 def keep_nothing(state, info):
     del state, info
 
 
-def test_free_memory_is_what_linux_says():
+def testfree_memory_is_what_linux_says():
     if not Path("/proc/meminfo").exists():
         pytest.skip("no /proc/meminfo on this system")
     total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
-    assert 0.001 * total < svi._free_memory() <= total
+    assert 0.001 * total < svi.free_memory() <= total
 
 
 def test_positive_for_every_step_size_up_to_one(rng):
@@ -312,6 +331,24 @@ def test_phase_out(corpus, rows, lam):
     for bad in [(0, 1, 2), (3, 5, 5), (3, -1, 4)]:
         with pytest.raises(ValueError, match="expected length ≥ 1 and 0 ≤ start < stop"):
             phase_out(*bad)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda lam, stack, length: run(Partial(local_step, MODEL), init(lam, 2), stack, 0.1, 0.1, length),
+        lambda lam, stack, length: sweep(Partial(local_step, MODEL), lam, stack, 0.1, 0.1, [1, length]),
+        lambda lam, stack, length: sweep(Partial(local_step, MODEL), lam, stack, 0.1, 0.1, length),
+        lambda lam, stack, length: global_step(init(lam, 2), lam, 0.1, 0.1, length),
+        lambda lam, stack, length: init(lam, length),
+        lambda lam, stack, length: smoothed_svi(length, 0.1, 0.1),
+    ],
+    ids=["run", "sweep", "sweep of one", "global_step", "init", "smoothed_svi"],
+)
+def test_an_adaptive_window_is_refused_with_the_place_where_it_works(lam, call):
+    lam, stack = jnp.asarray(lam, jnp.float32), pack(np.eye(3, V), [[0, 1], [1, 2]])
+    with pytest.raises(OptionError, match=r"got Adaptive\(.*by fit\(window=Adaptive\(\)\), .* by adaptive\.push"):
+        call(lam, stack, Adaptive(8))
 
 
 def test_bad_arguments_are_named(lam):

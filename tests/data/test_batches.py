@@ -214,3 +214,8 @@ def test_split_assigns_tokens_at_random():
 def test_canonical_csr_accepts_other_sparse_formats(rng):
     X = (rng.random((5, 4)) < 0.5).astype(np.float32)
     np.testing.assert_array_equal(canonical_csr(scipy.sparse.csc_matrix(X)).toarray(), X)
+
+
+def test_a_count_that_cannot_be_split_is_an_error_with_its_document():
+    with pytest.raises(ValueError, match=r"document 1: the count of word 2 is 1e\+20; to be split, a count must be"):
+        split_tokens(np.array([[1, 1, 0], [0, 2, 1e20]]), np.random.default_rng(0))

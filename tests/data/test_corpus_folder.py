@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import shutil
+import tracemalloc
 import zlib
 from pathlib import Path
 from typing import NamedTuple
@@ -19,9 +20,10 @@ from sklearn.feature_extraction.text import CountVectorizer
 from test_text import TEXTS, TOKENS
 
 from smoothgrad_jax import Corpus, open_source
-from smoothgrad_jax.data import corpus_folder, count_blocks, counting, durable_files, formats, text
+from smoothgrad_jax.data import compressed_files, corpus_folder, count_blocks, counting, durable_files, formats, text
 from smoothgrad_jax.data.corpus_folder import CountedCorpus, convert, is_folder, open_folder, read
 from smoothgrad_jax.data.count_blocks import Block
+from smoothgrad_jax.data.documents import Document
 from smoothgrad_jax.data.durable_files import SaveError
 from smoothgrad_jax.data.errors import CorpusError
 
@@ -32,16 +34,17 @@ TALES = ["the star and the moon", "", "a moon, a Moon! a dusty moon", "star dust
 class Texts(NamedTuple):
     """A source of texts without files."""
 
-    documents: list
+    lines: list
     paths: tuple = (Path("tales.txt"),)
     format: str = "text"
     is_text: bool = True
     vocabulary: list | None = None
     num_words: int | None = None
     encoding: str = "utf-8"
+    has_metadata: bool = False
 
-    def texts(self):
-        yield from self.documents
+    def documents(self):
+        yield from map(Document, self.lines)
 
 
 class Counts(NamedTuple):
@@ -54,6 +57,7 @@ class Counts(NamedTuple):
     format: str = "uci"
     is_text: bool = False
     encoding: str = "utf-8"
+    has_metadata: bool = False
 
     def blocks(self):
         for piece in self.pieces:
@@ -106,19 +110,25 @@ LIMITS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.filterwarnings("ignore::smoothgrad_jax.data.errors.CorpusWarning")  # of Chinese words
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(TEXTS, TOKENS, st.just(ALL) | LIMITS, st.booleans())
 def test_text_is_counted_as_by_scikit_learn(tmp_path_factory, small_chunks, texts, options, limits, to_disk):
     sklearn = CountVectorizer(**options, **limits)
+    ours, words = {**options, **limits}, options["stop_words"]
+    if isinstance(words, list):  # the list replaces the English one only as `stop_words_only`
+        ours |= {"stop_words": "english", "stop_words_only": words}
+    if options["ngram_range"] != (1, 1):
+        ours["min_npmi"] = -1  # all sequences
     try:
         expected = sklearn.fit_transform(texts).toarray() if texts else None
     except ValueError:
         expected = None
     with contextlib.suppress(CorpusError):
         if to_disk:
-            stored = convert(Texts(texts), tmp_path_factory.mktemp("corpus") / "out", **options, **limits)
+            stored = convert(Texts(texts), tmp_path_factory.mktemp("corpus") / "out", **ours)
         else:
-            stored = read(Texts(texts), **options, **limits)
+            stored = read(Texts(texts), **ours)
         np.testing.assert_array_equal(dense(stored), expected)
         assert stored.vocabulary == sklearn.get_feature_names_out().tolist()
         check(stored)
@@ -129,6 +139,32 @@ def test_text_is_counted_as_by_scikit_learn(tmp_path_factory, small_chunks, text
         assert stored.manifest["dropped"]["documents_that_lost_all_words"] == lost.sum()
         return
     assert expected is None or any("\n" in word for word in sklearn.get_feature_names_out())
+
+
+def test_sequences_of_words_are_chosen_and_counted_in_bounded_memory(small_chunks):
+    rng = np.random.default_rng(0)
+    texts = [" ".join([*rng.choice(["sea", "sail", "wind"], 9), "new", "york"]) for _ in range(30)]
+    every = CountVectorizer(ngram_range=(1, 2)).fit(texts)
+    stored = read(Texts(texts), ngram_range=(1, 2), **ALL)
+    assert stored.vocabulary == ["new", "new york", "sail", "sea", "wind", "york"]
+    expected = every.transform(texts).toarray()[:, [every.vocabulary_[word] for word in stored.vocabulary]]
+    np.testing.assert_array_equal(dense(stored), expected)
+    assert stored.manifest["limits"]["min_npmi"] == 0.4
+    assert stored.manifest["tokens"]["ngram_range"] == (1, 2)
+    assert read(Texts(texts), ngram_range=(2, 2), **ALL).vocabulary == ["new york"]
+    assert len(read(Texts(texts), ngram_range=(1, 2), min_npmi=-1, **ALL).vocabulary) == len(every.vocabulary_)
+    # The vocabulary of a model contains the sequences, and needs no choice.
+    tokens = text.stored_tokens(json.loads(json.dumps(stored.manifest["tokens"])))
+    again = read(Texts(texts), vocabulary=stored.vocabulary, tokens=tokens)
+    np.testing.assert_array_equal(dense(again), dense(stored))
+    with pytest.raises(CorpusError, match="no sequence of words is left after min_df=1 and min_npmi=1; lower"):
+        read(Texts(["sea sail sea sail sea"]), ngram_range=(2, 2), min_npmi=1, min_df=1)
+    with pytest.raises(CorpusError, match=r"min_npmi has no effect without .*; pass ngram_range=\(1, 2\)"):
+        read(Texts(texts), min_npmi=0.5)
+    with pytest.raises(CorpusError, match="min_npmi: expected a number from -1 to 1"):
+        read(Texts(texts), ngram_range=(1, 2), min_npmi=2)
+    with pytest.raises(CorpusError, match="lowercase has no effect beside a definition of a token"):
+        read(Texts(texts), tokens=tokens, lowercase=True)
 
 
 def test_a_folder_has_the_content_that_is_read(tmp_path):
@@ -259,7 +295,14 @@ def test_words_of_counts_are_removed_only_by_given_limits(tmp_path):
 
 @pytest.mark.parametrize(
     "options",
-    [{"lowercase": False}, {"token_pattern": "x"}, {"stop_words": None}, {"ngram_range": (1, 2)}, {"jobs": 2}],
+    [
+        {"lowercase": False},
+        {"token_pattern": "x"},
+        {"stop_words": None},
+        {"ngram_range": (1, 2)},
+        {"jobs": 2},
+        {"tokens": text.tokens()},
+    ],
     ids=lambda options: next(iter(options)),
 )
 def test_counts_have_no_options_of_text(options):
@@ -314,6 +357,99 @@ def test_a_memory_mapped_corpus_packs_as_one_in_memory(tmp_path):
             rows = np.concatenate([[3, 1], rng.integers(0, part.num_docs, 48)])
             for a, b in zip(part.pack(rows, layout)[:6], same.pack(rows, layout)[:6], strict=True):
                 np.testing.assert_array_equal(a, b)
+
+
+RECORDS = [
+    {"id": "x1", "text": "star moon", "date": "2020-01-01", "n": 3},
+    {"id": None, "text": "moon dust", "date": None, "n": 2.5, "tags": ["a", "b"]},
+    {"id": 'ü"\t\n', "text": "", "date": "2021", "n": True},
+]
+
+
+def records(folder):
+    path = folder / "records.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
+    return path
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_ids_and_kept_fields_are_stored_in_the_folder(tmp_path):
+    source = open_source(records(tmp_path), keep=["n", "date", "tags"])
+    expected = list(source.metadata())
+    assert [each.fields for each in expected] == [
+        (3, "2020-01-01", None),
+        (2.5, None, '["a", "b"]'),
+        (True, "2021", None),
+    ]
+    for options in (ALL, {"vocabulary": ["moon", "star"]}):
+        stored = convert(source, tmp_path / "corpus", overwrite=True, **options)
+        assert stored.manifest["metadata"] == {"id": "id", "keep": ["n", "date", "tags"]}
+        again = open_source(tmp_path / "corpus")
+        assert (again.id, again.keep) == ("id", ("n", "date", "tags"))
+        assert list(again.metadata()) == expected
+        corpus_folder.open_folder(tmp_path / "corpus", verify=True)
+    dates = open_source(tmp_path / "corpus", keep=["date"])
+    assert [(each.id, *each.fields) for each in dates.metadata()] == [(m.id, m.fields[1]) for m in expected]
+    # The metadata of a folder that is converted again, with other words, are those of the folder.
+    convert(dates, tmp_path / "again", vocabulary=["dust"])
+    assert list(open_source(tmp_path / "again").metadata()) == list(dates.metadata())
+    with pytest.raises(
+        CorpusError, match=r"again: keep='n': the corpus keeps 'date'; convert the source again to keep"
+    ):
+        open_source(tmp_path / "again", keep=["n"])
+
+
+def test_a_folder_without_metadata_has_no_file_of_them(tmp_path):
+    stored = convert(Counts([np.eye(3)]), tmp_path / "corpus")
+    assert "metadata" not in stored.manifest
+    assert not (tmp_path / "corpus" / "metadata.jsonl").exists()
+    source = open_source(tmp_path / "corpus")
+    assert (source.has_metadata, list(source.metadata())) == (False, [])
+
+
+def test_damaged_metadata_are_reported(tmp_path):
+    convert(open_source(records(tmp_path), keep=["date"]), tmp_path / "corpus", **ALL)
+    file = tmp_path / "corpus" / "metadata.jsonl"
+    data = file.read_bytes()
+    for damaged, message in (
+        (data.replace(b"2020", b"2\n20"), "damaged"),
+        (data.replace(b"null", b"[1]]"), "damaged"),
+        (data.replace(b'"2021"', b'"2","'), "damaged"),
+        (data.replace(b"[null,null]\n", b"" + b" " * 11 + b"\n"), "damaged"),
+        (data.replace(b'"x1",', b'"x1" '), "damaged"),
+        (data[:-12] + b"\n" * 12, "damaged"),
+    ):
+        file.write_bytes(damaged)
+        if len(damaged) == len(data):
+            with pytest.raises(CorpusError, match=rf"metadata\.jsonl: {message}"):
+                list(open_source(tmp_path / "corpus").metadata())
+            with pytest.raises(CorpusError, match=r"metadata\.jsonl: damaged: expected the checksum"):
+                corpus_folder.open_folder(tmp_path / "corpus", verify=True)
+        else:
+            with pytest.raises(CorpusError, match=r"metadata\.jsonl: damaged: expected \d+ bytes"):
+                open_source(tmp_path / "corpus")
+    file.unlink()
+    with pytest.raises(CorpusError, match=r"metadata\.jsonl: missing"):
+        open_source(tmp_path / "corpus")
+
+
+def test_memory_does_not_grow_with_the_metadata(tmp_path, monkeypatch):
+    monkeypatch.setattr(compressed_files, "CHUNK_BYTES", 1 << 16)
+    path = tmp_path / "long.csv"
+    with path.open("w") as file:
+        file.write("id,note,text\n")
+        file.writelines(f"{d:06d},{'x' * 2_000},moon\n" for d in range(10_000))
+    source = open_source(path, keep=["note"])
+    tracemalloc.start()
+    try:
+        convert(source, tmp_path / "corpus", jobs=1, **ALL)
+        count = sum(1 for _ in open_source(tmp_path / "corpus").metadata())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert count == 10_000
+    assert (tmp_path / "corpus" / "metadata.jsonl").stat().st_size > 20e6
+    assert peak < 8e6
 
 
 def test_an_existing_folder_is_replaced_only_by_a_complete_corpus(tmp_path):
@@ -405,6 +541,23 @@ def forge(path, **changes):
     durable_files.write_json(file, manifest | changes)
 
 
+def replace_by_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def replace_by_link(path, target):
+    path.unlink()
+    path.symlink_to(target)
+
+
+def alter(path, name, position, value):
+    """Change an element of an array, as a folder from someone else could have it: with the same size and no check."""
+    array = np.load(path / name, mmap_mode="r+")
+    array[position] = value
+    array.flush()
+
+
 DAMAGE = [
     (lambda path: shutil.rmtree(path), "manifest.json: missing; every smoothgrad corpus has this file"),
     (lambda path: (path / "manifest.json").write_bytes(b"\xff{"), "manifest.json: damaged, or not a smoothgrad corpus"),
@@ -430,6 +583,16 @@ DAMAGE = [
         "from 0 to 12, got 0 to 0",
     ),
     (lambda path: change(path / "vocabulary.txt", b"moon\n", b"moon "), "vocabulary.txt: damaged: expected 4 words"),
+    (lambda path: forge(path, num_words=0), "manifest.json: damaged: num_words must be an integer from 1 to"),
+    (lambda path: forge(path, num_words=-5), "manifest.json: damaged: num_words must be an integer from 1 to"),
+    (lambda path: forge(path, num_words=200_000_000), "indices.npy: damaged: uint16 are not the ids of 200000000"),
+    (lambda path: forge(path, num_tokens=None), "num_tokens must be a finite number of at least 0, got None"),
+    (lambda path: forge(path, dropped={}), "dropped.tokens_outside_vocabulary is missing"),
+    (lambda path: forge(path, files={"data.npy": {"bytes": 1}}), r"files\.data\.npy\.crc32 is missing"),
+    (lambda path: replace_by_pipe(path / "data.npy"), "data.npy: expected a regular file, got a folder, a pipe or a"),
+    (lambda path: replace_by_pipe(path / "manifest.json"), "manifest.json: expected a regular file, got a folder, a"),
+    (lambda path: replace_by_link(path / "data.npy", "/dev/zero"), "data.npy: is a link that leads out of its folder"),
+    (lambda path: replace_by_link(path / "vocabulary.txt", "/etc/passwd"), "vocabulary.txt: is a link that leads out"),
 ]
 
 
@@ -457,6 +620,39 @@ def test_any_change_of_a_byte_is_detected(folder, tmp_path_factory, data):
     if path.name != "manifest.json":
         with pytest.raises(CorpusError, match="damaged"):
             open_folder(copy, verify=True)
+
+
+@pytest.mark.parametrize("value", [-3, 5, 10**12])
+def test_offsets_that_fall_are_refused(folder, tmp_path, value):
+    """Compiled code would read and write outside of its arrays."""
+    shutil.copytree(folder, tmp_path / "copy")
+    alter(tmp_path / "copy", "indptr.npy", 2, value)
+    with pytest.raises(CorpusError, match=r"indptr\.npy: damaged: the entries of document [12] are "):
+        open_folder(tmp_path / "copy")
+
+
+FLOATS = np.array([[1.5, 0, 2], [0, 3, 0], [1, 1, 1]])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("data.npy", np.nan, "the count of word 1 is nan"),
+        ("data.npy", -3, r"the count of word 1 is -3\.0"),
+        ("data.npy", 3e38, r"the count of word 1 is 3"),
+        ("indices.npy", 7, r"word id 7 is out of range 0 … 2"),
+    ],
+)
+def test_bad_entries_are_refused_where_they_are_used(tmp_path, name, value, message):
+    convert(Counts([FLOATS]), tmp_path / "in")
+    alter(tmp_path / "in", name, 2, value)
+    with pytest.raises(CorpusError, match=f"in: damaged: document 1: {message}"):
+        convert(open_source(tmp_path / "in"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    corpus = open_folder(tmp_path / "in").corpus
+    for use in (corpus.word_counts, lambda: corpus.select([1])):
+        with pytest.raises(ValueError, match=f"document 1: {message}"):
+            use()
 
 
 def test_verify_accepts_a_complete_folder(folder):

@@ -2,15 +2,25 @@
 
 import bz2
 import csv
+import datetime
+import decimal
 import gzip
 import io
 import itertools
 import json
 import lzma
+import math
+import os
+import pickle
+import sys
+import tempfile
+import threading
 import tracemalloc
 import zipfile
+from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 import scipy.io
 import scipy.sparse
@@ -18,11 +28,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import dump_svmlight_file
 
-from smoothgrad_jax.data import compressed_files, count_blocks, formats, records
+from smoothgrad_jax.data import compressed_files, corpus_folder, count_blocks, formats, local_files, records
 from smoothgrad_jax.data.errors import CorpusError
 from smoothgrad_jax.data.sources import open_source, recognise
 
-TEXT_FORMATS = tuple(name for name in formats.NAMES if formats.get(name).texts)
+TEXT_FORMATS = tuple(name for name in formats.NAMES if formats.get(name).documents)
 COUNT_FORMATS = tuple(name for name in formats.NAMES if formats.get(name).blocks and name != "folder")
 COMPRESSION = {"plain": bytes, "gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
 TEXTS = ["the cat sat", "ein Satz, mit “Zeichen”", 'say "hello"\tto all', "δοκιμή 文書 🙂"]
@@ -81,6 +91,13 @@ def table(texts, delimiter):
     rows = csv.writer(file, delimiter=delimiter)
     rows.writerows([("id", "text"), *enumerate(texts)])
     return file.getvalue().encode()
+
+
+def parquet(texts):
+    file = io.BytesIO()
+    columns = {"id": [str(i) for i in range(len(texts))], "text": texts}
+    pyarrow.parquet.write_table(pyarrow.table(columns), file, row_group_size=2)
+    return file.getvalue()
 
 
 WRITTEN = {
@@ -358,9 +375,9 @@ def test_vocabularies_are_found_and_checked(tmp_path):
     assert open_source(text, vocabulary=["a"]).vocabulary == ["a"]
 
 
-def test_blank_lines_are_skipped_and_line_ends_removed(tmp_path):
+def test_every_line_is_a_document_without_its_line_end(tmp_path):
     path = file(tmp_path, b"\xef\xbb\xbfone\r\n\r\n \t\ntwo\x0b\x0c\xe2\x80\xa8still\n\n")
-    assert list(open_source(path).texts()) == ["one", "two\x0b\x0c\u2028still"]
+    assert list(open_source(path).texts()) == ["one", "", " \t", "two\x0b\x0c\u2028still", ""]
 
 
 def test_quoted_newlines_and_empty_records_are_kept(tmp_path):
@@ -368,6 +385,74 @@ def test_quoted_newlines_and_empty_records_are_kept(tmp_path):
     assert list(open_source(path).texts()) == ['a\n\n"b"', "", "c"]
     path = file(tmp_path, b'{"abstract": null}\n\n{"abstract": "\\ud800."}\n')
     assert list(open_source(path, field="abstract").texts()) == ["", "?."]
+
+
+TABLE = [("DOI", "date", "n", "text"), ("a/1", "2020", "3", "one"), ("", "2021", "", "two"), ("b", "", "5", "")]
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl"])
+def test_ids_and_kept_fields_come_with_the_texts(tmp_path, kind):
+    rows = TABLE[1:]
+    if kind == "jsonl":
+        lines = [{"DOI": "a/1", "date": "2020", "text": "one"}, {"date": 2021, "text": "two", "n": [1]}]
+        lines.append({"DOI": 7, "date": None, "text": None, "n": math.nan})
+        path = file(tmp_path, "".join(json.dumps(line) + "\n" for line in lines).encode())
+        expected = [("a/1", None, "2020"), (None, "[1]", 2021), ("7", None, None)]
+    else:
+        text = io.StringIO(newline="")
+        csv.writer(text, delimiter="," if kind == "csv" else "\t").writerows(TABLE)
+        path = file(tmp_path, text.getvalue().encode())
+        expected = [(id or None, n, date) for id, date, n, _ in rows]
+    source = open_source(path, keep=["n", "date", "n"])
+    assert (source.format, source.id, source.keep, source.has_metadata) == (kind, "DOI", ("n", "date"), True)
+    assert [(each.id, *each.fields) for each in source.metadata()] == expected
+    assert [each.metadata for each in source.documents()] == list(source.metadata())
+    assert list(source.texts()) == ["one", "two", ""]
+    assert next(open_source(path, id="date").metadata()).id == "2020"
+    for option in ({"id": "nothing"}, {"keep": ["date", "nothing"]}):
+        name = next(iter(option))
+        with pytest.raises(
+            CorpusError, match=rf"corpus, line 1: {name}='nothing': there is no such field; .*'DOI', 'd"
+        ):
+            open_source(path, **option)
+
+
+def test_the_usual_names_of_ids_are_found_in_this_order(tmp_path):
+    def found(*names, **options):
+        rows = [names, ["x"] * len(names)]
+        return open_source(file(tmp_path, "".join(",".join(row) + "\n" for row in rows).encode()), **options).id
+
+    assert found("url", "doi", "text", "id") == "id"
+    assert found("text", "URL", "Doi") == "Doi"
+    assert found("text", "url") == "url"
+    assert found("text", "ids") is None
+    assert found("id", "url", field="id") == "url"  # the text is no id
+    assert found("id", "id", "text") is None  # it is unclear which column is meant
+
+
+def test_ids_of_some_formats(tmp_path):
+    (tmp_path / "b").mkdir()
+    for name in ("a.txt", "b/c.txt"):
+        file(tmp_path, b"words", name)
+    assert [each.id for each in open_source(tmp_path).metadata()] == ["a.txt", "b/c.txt"]
+    both = [str(tmp_path / "b"), str(tmp_path / "a.txt")]
+    assert [each.id for each in open_source(both, format="files").metadata()] == [f"{both[0]}/c.txt", both[1]]
+    lines = open_source(file(tmp_path, b"one\n\ntwo\n"))
+    assert not lines.has_metadata
+    assert list(lines.metadata()) == []
+    for option in ({"id": "id"}, {"keep": ["date"]}, {"keep": "date"}):
+        name = next(iter(option))
+        for path in (lines.paths[0], file(tmp_path, npz(matrix()), "counts")):
+            with pytest.raises(CorpusError, match=rf"{name}='\w+' has no meaning for"):
+                open_source(path, **option)
+
+
+def test_a_file_without_ids_follows_one_with_ids(tmp_path):
+    paths = [file(tmp_path, b"id,text,date\nx,one,1\n", "a.csv"), file(tmp_path, b"date,text\n2,two\n", "b.csv")]
+    assert list(open_source(paths, keep=["date"]).metadata()) == [("x", ("1",)), (None, ("2",))]
+    other = file(tmp_path, b"id,text\ny,three\n", "c.csv")
+    with pytest.raises(CorpusError, match=r"c\.csv, line 1: expected one column 'date', got 'id', 'text'"):
+        list(open_source([*paths, other], keep=["date"]).metadata())
 
 
 def test_long_columns_are_read(tmp_path):
@@ -499,14 +584,11 @@ def test_binary_files_are_errors(tmp_path):
     late = file(tmp_path, b"text\n" * 20_000 + b"\0\n")
     with pytest.raises(CorpusError, match=r"corpus, line 20001: .* binary file"):
         consume(open_source(late))
-    for magic, what in {b"%PDF-1.7": "a PDF", b"(\xb5/\xfd": "zstd", b"PAR1": "Parquet"}.items():
+    for magic, what in {b"%PDF-1.7": "a PDF", b"(\xb5/\xfd": "zstd"}.items():
         with pytest.raises(CorpusError, match=f"corpus: is .*{what}"):
             open_source(file(tmp_path, magic + bytes(20)))
-    other = tmp_path / "other.zip"
-    with zipfile.ZipFile(other, "w") as archive:
-        archive.writestr("word/document.xml", "<a/>")
-    with pytest.raises(CorpusError, match=r"other\.zip: .*another archive"):
-        open_source(other)
+    with pytest.raises(CorpusError, match=r"corpus: .*got a damaged or another archive"):
+        open_source(file(tmp_path, archive("one.txt")), format="npz")
 
 
 def test_missing_and_empty_inputs_are_errors(tmp_path):
@@ -524,9 +606,8 @@ def test_missing_and_empty_inputs_are_errors(tmp_path):
     for kind in (None, "files", "jsonl"):
         with pytest.raises(CorpusError, match="folder: expected files in the folder, got none"):
             consume(open_source(tmp_path / "folder", format=kind))
-    for data in (b"\n \n", b"0\n0\n0\n"):
-        with pytest.raises(CorpusError, match="corpus: expected documents, got none"):
-            consume(open_source(file(tmp_path, data)))
+    with pytest.raises(CorpusError, match="corpus: expected documents, got none"):
+        consume(open_source(file(tmp_path, b"0\n0\n0\n")))
     with pytest.raises(CorpusError, match="folder: expected a file, got a folder"):
         open_source(file(tmp_path, uci(matrix())), vocabulary=tmp_path / "folder")
     with pytest.raises(ValueError, match="at least one file"):
@@ -817,3 +898,174 @@ def test_any_matrix_is_read_with_any_size_of_chunks_and_blocks(folder, seed, doc
         patch.setattr(count_blocks, "BLOCK_ENTRIES", int(rng.integers(4, 50)))
         patch.setattr(count_blocks, "_INSPECTED", int(rng.integers(1, 50)))
         assert_same(joined(open_source(path, format=kind)), X)
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "|", "\t"])
+@pytest.mark.parametrize("name", ["papers.csv", "papers"])
+def test_the_delimiter_of_a_table_is_found(tmp_path, delimiter, name):
+    texts = ["one, two; three", "a|b", 'say "x"\n\tand y', ""] * 3
+    path = file(tmp_path, table(texts, delimiter), name)
+    assert list(open_source(path).texts()) == texts
+    other = io.StringIO(newline="")
+    csv.writer(other, delimiter=delimiter).writerows([("Titre", "Résumé, bref"), *([text, "x"] for text in texts)])
+    path = file(tmp_path, other.getvalue().encode(), name)
+    assert list(open_source(path, field="Titre").texts()) == texts
+    assert open_source(path, field="Résumé, bref").format == ("tsv" if delimiter == "\t" else "csv")
+
+
+def test_files_with_different_delimiters_form_one_corpus(tmp_path):
+    paths = [file(tmp_path, table([str(i)], delimiter), f"{i}.csv") for i, delimiter in enumerate(",;|\t")]
+    assert list(open_source(paths, format="csv").texts()) == ["0", "1", "2", "3"]
+    single = file(tmp_path, b"text\none; two\nthree|four\n", "single.csv")
+    assert list(open_source(single).texts()) == ["one; two", "three|four"]
+    with pytest.raises(CorpusError, match=r"bad\.csv, line 3: expected 2 columns as in the header, got 3"):
+        consume(open_source(file(tmp_path, b"id;text\n1;a\n2;b;c\n", "bad.csv")))
+
+
+def test_parquet_is_read_as_written(tmp_path):
+    path = file(tmp_path, parquet([*TEXTS, None]))
+    source = open_source(path)
+    assert (source.format, source.field, source.id) == ("parquet", "text", "id")
+    for _ in range(2):
+        assert list(source.texts()) == [*TEXTS, ""]
+    assert [each.id for each in source.metadata()] == ["0", "1", "2", "3", "4"]
+    assert list(open_source([path, path]).texts()) == [*TEXTS, "", *TEXTS, ""]
+
+
+def test_columns_of_parquet_are_kept(tmp_path):
+    day = datetime.date(2020, 5, 17)
+    columns = {
+        "DOI": ["a/1", None],
+        "abstract": pyarrow.array(["one", "two"], pyarrow.large_string()),
+        "day": [day, None],
+        "time": pyarrow.array([0, 1], pyarrow.timestamp("ns")),
+        "price": [decimal.Decimal("1.50"), None],
+        "n": [3, None],
+        "score": [0.5, math.nan],
+        "tags": [["x", "y"], []],
+    }
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "x.parquet")
+    keep = ["day", "price", "n", "score", "tags"]
+    found = [tuple(each) for each in open_source(tmp_path / "x.parquet", keep=keep).metadata()]
+    assert found == [("a/1", ("2020-05-17", "1.50", 3, 0.5, '["x", "y"]')), (None, (None, None, None, None, "[]"))]
+    times = [each.fields[0] for each in open_source(tmp_path / "x.parquet", id="n", keep=["time"]).metadata()]
+    assert times[1] == "1970-01-01 00:00:00.000000001"
+    for options, message in (
+        ({"field": "n"}, r"x\.parquet: expected text in the column 'n', got '3' in row 0"),
+        ({"field": "body"}, r"x\.parquet: expected the field 'body', got 'DOI', 'abstract'"),
+        ({"keep": ["date"]}, r"x\.parquet: keep='date': there is no such field; .*'day'"),
+    ):
+        with pytest.raises(CorpusError, match=message):
+            consume(open_source(tmp_path / "x.parquet", **options))
+    with pytest.raises(CorpusError, match=r"other: expected one column 'abstract', got 'id', 'text'"):
+        consume(open_source([tmp_path / "x.parquet", file(tmp_path, parquet(["a"]), "other")]))
+
+
+def test_parquet_is_read_in_bounded_memory(tmp_path):
+    texts = [f"{i} " + "word " * 2_000 for i in range(8_000)]  # 80 MB
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "large", row_group_size=500)
+    del texts
+    before = pyarrow.total_allocated_bytes()
+    largest = max(pyarrow.total_allocated_bytes() - before for _ in open_source(tmp_path / "large").texts())
+    assert largest < 2**25
+
+
+def test_damaged_parquet_and_a_missing_package(tmp_path, monkeypatch):
+    data = parquet(TEXTS * 50)
+    for damaged in (data[:100], data[:4], data[:60] + b"\xff" * 60 + data[120:]):
+        with pytest.raises(
+            CorpusError, match=r"corpus: (expected a Parquet file, got a damaged|the Parquet file is dam)"
+        ):
+            consume(open_source(file(tmp_path, damaged)))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ImportError, match=r'pip install "smoothgrad_jax\[parquet\]"'):
+        open_source(file(tmp_path, data))
+
+
+def archive(*names):
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as members:
+        for name in names:
+            members.writestr(name, "x" * 99)
+    return packed.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (archive("[Content_Types].xml", "word/document.xml"), "a Word document; save it as plain text"),
+        (archive("[Content_Types].xml", "xl/workbook.xml"), "an Excel workbook; save the sheet .* as CSV"),
+        (archive("ppt/presentation.xml"), "a PowerPoint presentation"),
+        (archive("mimetype", "META-INF/container.xml"), "an EPUB book; convert it"),
+        (archive("mimetype", "content.xml"), "an OpenDocument file"),
+        (archive("one.txt", "two.txt"), "a zip archive; unpack it first"),
+        (b"%PDF-1.7\n%\xe2", "a PDF document; extract its text"),
+        (bytes.fromhex("d0cf11e0a1b11ae1") + b"\0" * 99, r"an Office document \(.doc, .xls, .ppt\)"),
+        (rb"{\rtf1\ansi hello}", "an RTF document"),
+        (b"SQLite format 3\0" + b"\0" * 99, "an SQLite database"),
+        (pickle.dumps(["text"], 4), "a pickle"),
+    ],
+)
+def test_files_that_are_no_corpus_are_named_for_what_they_are(tmp_path, data, kind):
+    path = file(tmp_path, data)
+    with pytest.raises(CorpusError, match=rf"corpus: is {kind}"):
+        open_source(path)
+    with pytest.raises(CorpusError, match=rf"corpus: is {kind}"):  # the first file of a folder
+        open_source(tmp_path)
+
+
+@pytest.mark.parametrize("url", ["https://example.org/a.csv", "s3://bucket/a.jsonl", "http://x"])
+def test_urls_are_refused(url):
+    for name in (url, Path(url)):
+        with pytest.raises(CorpusError, match=r"http|s3.*: expected a file, got a URL; download .* curl -L URL"):
+            open_source(name)
+
+
+def test_a_pipe_is_copied_to_a_temporary_file(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe.csv")
+    writer = threading.Thread(target=(tmp_path / "pipe.csv").write_bytes, args=[gzip.compress(table(TEXTS, ";"))])
+    writer.start()
+    source = open_source(tmp_path / "pipe.csv")
+    writer.join()
+    for _ in range(2):
+        assert list(source.texts()) == TEXTS
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(jsonl(TEXTS))))
+    source = open_source("-")
+    assert list(source.texts()) == list(source.texts()) == TEXTS
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\0\xff")))
+    with pytest.raises(CorpusError, match="standard input: expected text or a known format, got a binary file"):
+        open_source("-")
+    terminal, other = os.openpty()
+    with open(terminal) as stdin, open(other):
+        monkeypatch.setattr(sys, "stdin", stdin)
+        with pytest.raises(CorpusError, match="-: the standard input is a terminal; write documents to it with a pipe"):
+            open_source("-")
+
+
+def test_a_pipe_to_which_nothing_writes_does_not_hang(tmp_path, monkeypatch):
+    monkeypatch.setattr(local_files, "_WAIT", 0.1)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CorpusError, match=r"pipe: no process has written to the pipe for 0\.1 s"):
+        open_source(tmp_path / "pipe")
+    with pytest.raises(CorpusError, match="pipe: expected a regular file"):  # not named by the user
+        open_source(tmp_path)
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "folder" / "manifest.json")
+    assert not corpus_folder.is_folder(tmp_path / "folder")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    with pytest.raises(CorpusError, match="zero: expected a regular file"):
+        open_source(tmp_path / "zero")
+    with pytest.raises(CorpusError, match="zero: expected a regular file"):
+        open_source(file(tmp_path, uci(matrix())), vocabulary=tmp_path / "zero")
+
+
+def test_a_copy_of_a_pipe_that_does_not_fit_is_an_error(tmp_path, monkeypatch):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "standard input").symlink_to("/dev/full")
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda **options: str(tmp_path / "full"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"words" * 100_000)))
+    with pytest.raises(
+        CorpusError, match=r"standard input: cannot be copied to .*: No space left on device; .* TMPDIR"
+    ):
+        open_source("-")
+    assert not (tmp_path / "full").exists()

@@ -1,10 +1,13 @@
 """Test the counting of texts against scikit-learn's CountVectorizer."""
 
 import gzip
+import itertools
+import json
 import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -14,8 +17,9 @@ import scipy.sparse
 from hypothesis import given, settings
 from sklearn.feature_extraction.text import CountVectorizer
 
-from smoothgrad_jax.data import text
-from smoothgrad_jax.data.errors import CorpusError
+from smoothgrad_jax.data import collocations, text
+from smoothgrad_jax.data.errors import CorpusError, CorpusWarning
+from smoothgrad_jax.data.scripts import check_script
 
 # Few distinct words, so that they repeat: upper case, accents, digits, hyphens, and characters outside of words.
 WORDS = [
@@ -62,7 +66,12 @@ def count(texts, vocabulary, jobs=None, **options):
 def test_texts_are_counted_as_by_scikit_learn(texts, options):
     vocabulary = ["star", "moon", "étoile", "Star", "star moon", "x2", "s"]
     sklearn = CountVectorizer(vocabulary=vocabulary, **options)
-    counts, outside, lost = count(texts, vocabulary, **options)
+    words = options["stop_words"]
+    if isinstance(words, list):  # the list replaces the English one only as `stop_words_only`
+        options = {**options, "stop_words": "english", "stop_words_only": words}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CorpusWarning)  # one pattern splits the stop words
+        counts, outside, lost = count(texts, vocabulary, **options)
     np.testing.assert_array_equal(counts, sklearn.transform(texts).toarray() if texts else np.zeros((0, 7)))
     tokens = [sklearn.build_analyzer()(each) for each in texts]
     known = [[token for token in each if token in vocabulary] for each in tokens]
@@ -97,6 +106,17 @@ def test_the_default_pattern_matches_words_of_three_letters():
         ({"ngram_range": (1,)}, "ngram_range"),
         ({"stop_words": ["the", 3]}, "stop_words: expected words, got 3 as word 2"),
         ({"stop_words": "german"}, "stop_words: expected english, or a file .*; there is no file 'german'"),
+        ({"ngram_range": (1, 11)}, r"ngram_range: expected .* up to 10"),
+        ({"stop_words": ["dust"], "stop_words_only": ["dust"]}, "stop_words: has no effect beside stop_words_only"),
+        ({"tokenizer": "str"}, "tokenizer: expected package.module:function, got 'str'"),
+        ({"tokenizer": "nowhere:cut"}, "tokenizer: cannot import 'nowhere:cut': No module named 'nowhere'"),
+        ({"tokenizer": "re:nothing"}, "tokenizer: cannot import 're:nothing': module 're' has no attribute 'nothing'"),
+        ({"tokenizer": "sys:path"}, "tokenizer: expected 'sys:path' to be a function, got list"),
+        ({"tokenizer": 3}, "tokenizer: expected a function or 'module:function', got 3"),
+        ({"tokenizer": str.split, "token_pattern": "x"}, "token_pattern: has no effect beside a tokenizer"),
+        ({"tokenizer": str.encode}, r"tokenizer: expected strings from builtins:str.encode, got int; .* 'star'"),
+        ({"tokenizer": str.upper}, r"tokenizer: expected a list of words from builtins:str.upper, got one string"),
+        ({"tokenizer": "json:loads"}, "tokenizer: json:loads failed with JSONDecodeError: Expecting value.* 'star'"),
         ({"jobs": 0}, "jobs: expected an integer number of processes"),
         ({"jobs": 1.5}, "jobs: expected an integer number of processes"),
     ],
@@ -210,7 +230,7 @@ def test_automatic_limits_depend_on_the_number_of_documents():
 SCRIPT = """
 import os, signal
 print("script runs")
-from smoothgrad_jax.data import text
+from smoothgrad_jax.data import collocations, text
 text._CHUNK = 1_000
 pools, start = [], text._start_pool
 text._start_pool = lambda jobs: pools.append(start(jobs)) or pools[-1]
@@ -243,3 +263,199 @@ def test_several_processes_from_a_script_without_a_guard(tmp_path):
     assert done.stderr == ""
     assert done.stdout == "script runs\n"
     assert done.returncode == 0
+
+
+def words_of(texts, **options):
+    """Return the distinct words of texts, in alphabetical order."""
+    return sorted({word for chunk in text.count_stream(texts, text.tokens(**options)) for word in chunk.words})
+
+
+def test_stop_words_are_added_to_the_english_list_or_replace_it(tmp_path):
+    file = tmp_path / "stop.txt"
+    file.write_text("Und\nnicht\n")
+    texts = ["The moon und the Star", "und nicht whether"]
+    for words in (file, ["Und", "nicht"]):
+        assert words_of(texts, stop_words=words) == ["moon", "star"]
+        assert words_of(texts, stop_words_only=words) == ["moon", "star", "the", "whether"]
+    assert words_of(texts, stop_words=None) == ["moon", "nicht", "star", "the", "und", "whether"]
+    assert words_of(["Und und"], stop_words_only=["und"], lowercase=False) == ["Und"]
+
+
+def test_stop_words_that_are_split_give_a_warning():
+    with pytest.warns(CorpusWarning, match=r"some stop words are split into words that are kept.*: 'aujourd', 'hui'"):
+        text.tokens(stop_words_only=["aujourd'hui", "une"])
+
+
+def naive_npmi(documents, first, second):
+    """Return the NPMI of two neighbours, from lists of words."""
+    words = [word for each in documents for word in each]
+    pairs = [pair for each in documents for pair in itertools.pairwise(each)]
+    p, q, both = (
+        found.count(what) / len(words) for found, what in ((words, first), (words, second), (pairs, (first, second)))
+    )
+    return np.log(both / (p * q)) / -np.log(both)
+
+
+def chosen(documents, shortest, longest, **limits):
+    """Return the words that are kept, and all words."""
+    everything = CountVectorizer(ngram_range=(1, longest), token_pattern=r"\S+")
+    X = everything.fit_transform(map(" ".join, documents))
+    names = everything.get_feature_names_out()
+    frequency, total = np.asarray((X > 0).sum(0)).ravel(), np.asarray(X.sum(0)).ravel()
+    kept = collocations.collocations(lambda: names, frequency, total, ngram_range=(shortest, longest), **limits)
+    return set(names[kept]), frequency, names
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([-1, 0, 0.2, 0.4, 0.7]), st.sampled_from([1, 3]))
+def test_pairs_are_kept_by_their_npmi(seed, min_npmi, min_df):
+    rng = np.random.default_rng(seed)
+    documents = [rng.choice(["a", "b", "c", "d e"], 12, p=[0.5, 0.3, 0.15, 0.05]) for _ in range(20)]
+    documents = [" ".join(each).split(" ") for each in documents]
+    kept, frequency, names = chosen(documents, 1, 2, min_df=min_df, min_npmi=min_npmi)
+    often = names[frequency >= min_df]
+    scores = {name: naive_npmi(documents, *name.split(" ")) for name in often if " " in name}
+    assert all(-1 <= score <= 1 + 1e-9 for score in scores.values())
+    clear = {name for name, score in scores.items() if abs(score - min_npmi) > 1e-9}
+    assert kept & clear == {name for name in clear if scores[name] >= min_npmi}
+    assert kept - scores.keys() == {name for name in often if " " not in name}
+
+
+def test_a_frequent_pair_of_frequent_words_is_not_a_collocation():
+    rng = np.random.default_rng(0)
+    # "of" and "the" are frequent and independent; "new york" always occurs together.
+    documents = [
+        [*rng.choice(["of", "the", "sail"], 20), "new", "york", *rng.choice(["of", "the"], 5)] for _ in range(99)
+    ]
+    kept, frequency, names = chosen(documents, 2, 3, min_df=5, min_npmi=0.4)
+    assert kept == {"new york"}
+    assert frequency[names.tolist().index("of the")] > 90
+    assert chosen(documents, 1, 2, min_df=5, min_npmi=-1)[0] >= {"of the", "new york", "of"}
+
+
+def test_a_token_with_a_space_is_not_a_sequence():
+    names, ones = ["new york", "star"], np.ones(2, int)
+    assert collocations.collocations(lambda: names, ones, ones, 1, 0.5, (1, 2)).all()
+
+
+CHINESE = "我们使用机器学习方法研究大规模文本数据的主题模型。"
+THAI = "แบบจำลองหัวข้อสำหรับข้อความภาษาไทย"
+
+
+@pytest.mark.parametrize(
+    "sample", [CHINESE, THAI, "トピックモデルは文書の集合を分析する。", f"{CHINESE} LDA topic model"]
+)
+def test_scripts_without_spaces_give_a_warning_that_names_the_remedy(sample):
+    with pytest.warns(
+        CorpusWarning, match=r"% of the letters are Chinese.*tokenizer; .* pass token_pattern='"
+    ) as found:
+        assert list(check_script([sample] * 9)) == [sample] * 9
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    "sample",
+    ["topic model of the text 主题", "토픽 모델은 문서 집합의 주제를 찾는다", "Это модель тематик", "αβγ", ""],
+)
+def test_other_scripts_give_no_warning(sample):
+    assert list(check_script([sample])) == [sample]
+
+
+def test_a_tokenizer_receives_the_text_and_its_words_are_counted():
+    assert words_of(["Star/The/ moon / /"], tokenizer=lambda text: text.split("/")) == [" moon ", "star"]
+    assert words_of(["Star MOON"], tokenizer=lambda text: text.split(), lowercase=False) == ["MOON", "Star"]
+    assert words_of(["NOT star"], tokenizer=lambda text: [text[:3]]) == []  # a stop word
+    found = words_of(["star moon sun"], tokenizer="shlex:split", ngram_range=(1, 2), stop_words_only=["sun"])
+    assert found == ["moon", "star", "star moon"]
+
+
+TOKENIZER_SCRIPT = """
+import os, sys
+sys.path.append(sys.argv[1])
+from smoothgrad_jax.data import collocations, text
+text._CHUNK = 1_000
+main = os.getpid()
+def cut(text):
+    return [*text.split("/"), "main" if os.getpid() == main else "worker"]
+for tokenizer in ("letters_of:cut", cut):
+    chunks = text.count_stream(["star/moon"] * 400, text.tokens(tokenizer=tokenizer), jobs=2)
+    assert {word for chunk in chunks for word in chunk.words} == {"star", "moon", "worker"}
+"""
+
+
+def test_worker_processes_use_the_tokenizer(tmp_path):
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "letters_of.py").write_text(
+        f"import os\nmain = {os.getpid()}\ndef cut(text): return [*text.split('/'), 'worker']\n"
+    )
+    (tmp_path / "script.py").write_text(TOKENIZER_SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", tmp_path / "script.py", tmp_path / "modules"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert done.stderr == ""
+    assert done.returncode == 0
+
+
+def test_a_stored_definition_is_the_same_definition():
+    for options in ({}, {"stop_words": ["dust"]}, {"stop_words": None, "ngram_range": (1, 2), "lowercase": False}):
+        definition = text.tokens(**options)
+        stored = json.loads(json.dumps(definition.as_json()))
+        assert text.stored_tokens(stored) == definition
+    named = text.tokens(tokenizer="shlex:split")
+    assert named.as_json()["tokenizer"] == "shlex:split"
+    assert text.tokens(tokenizer=words_of).as_json()["tokenizer"] == f"{__name__}:words_of"
+    assert text.stored_tokens(named.as_json(), "shlex:split") == named
+
+
+def test_a_stored_tokenizer_is_not_imported_but_asked_for(tmp_path, monkeypatch):
+    (tmp_path / "trap.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    stored = {**text.tokens().as_json(), "tokenizer": "trap:cut"}
+    with pytest.raises(CorpusError, match=r"found with the tokenizer 'trap:cut'; if you trust it, pass .* tokenizer$"):
+        text.stored_tokens(stored)
+    with pytest.raises(CorpusError, match=r"tokenizer 'trap:cut'; .* got 'shlex:split'"):
+        text.stored_tokens(stored, "shlex:split")
+    with pytest.raises(CorpusError, match="tokenizer: has no effect, because the words were found without one"):
+        text.stored_tokens(text.tokens().as_json(), "shlex:split")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"stop_words": "/etc/passwd"},
+        {"stop_words": 3},
+        {"stop_words": [3]},
+        {"token_pattern": 3},
+        {"token_pattern": "("},
+        {"token_pattern": "a" * 1_001},
+        {"ngram_range": [1, 10**9]},
+        {"ngram_range": 2},
+        {"tokenizer": ["a"]},
+    ],
+)
+def test_a_damaged_definition_is_an_error(change):
+    with pytest.raises(CorpusError, match="the stored definition of a word is damaged: "):
+        text.stored_tokens({**text.tokens().as_json(), **change})
+    assert text.stored_tokens({}) == text.tokens()
+    for stored in ([], None, "english"):
+        with pytest.raises(CorpusError, match="damaged"):
+            text.stored_tokens(stored)
+
+
+def test_a_stored_regular_expression_cannot_hang(monkeypatch):
+    monkeypatch.setattr(text, "_PATTERN_SECONDS", 1)
+    monkeypatch.setattr(text, "_PATTERN_WORKERS", 1)
+    # Python does not notice a signal while it tries this expression.
+    definition = text.stored_tokens({**text.tokens().as_json(), "token_pattern": r"\w+x"})
+    with pytest.raises(CorpusError, match=r"the saved regular expression .* took more than 1 s"):
+        list(text.count_stream(["a" * 1_000_000], definition))
+    definition = text.stored_tokens({**text.tokens().as_json(), "token_pattern": r"[a-z]+"})
+    monkeypatch.setattr(text, "_PATTERN_SECONDS", 60)
+    assert [chunk.words for chunk in text.count_stream(["star moon"], definition)] == [["star", "moon"]]
+    monkeypatch.setattr(text, "_start_pool", lambda jobs: None)
+    with pytest.raises(CorpusError, match="is applied in another process, which could not be started"):
+        list(text.count_stream(["star moon"], definition))

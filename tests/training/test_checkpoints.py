@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+import zlib
 from types import SimpleNamespace
 
 import jax
@@ -20,10 +21,11 @@ from disk import Disk, Killed
 
 from smoothgrad_jax import LDA, Corpus, Exponential, fit, init_topics, pack, phase_out, robbins_monro
 from smoothgrad_jax.core.row_sparse.state import END, RowSparseState, init_rows
-from smoothgrad_jax.data import durable_files
+from smoothgrad_jax.data import durable_files, folder_lock
 from smoothgrad_jax.data.durable_files import LoadError, SaveError
 from smoothgrad_jax.training import driver
 from smoothgrad_jax.training.checkpoints import Checkpoints, _read_checkpoint, check_same, check_sampler, fingerprint
+from smoothgrad_jax.training.state_files import write_tree
 
 V, K, D, B = 80, 4, 120, 10
 KEY = jax.random.key(5)
@@ -65,6 +67,11 @@ def without_padding(state):
 def copied(state):
     """A state that shares no memory with the run it comes from."""
     return jax.tree.map(lambda leaf: jnp.array(leaf) if isinstance(leaf, jax.Array) else np.array(leaf), state)
+
+
+def entries(folder):
+    """What is in a folder beside the lock of this process."""
+    return [path for path in folder.iterdir() if path.name != folder_lock.NAME]
 
 
 def small_run(step, dtype=np.float32):
@@ -132,7 +139,7 @@ def test_a_run_goes_on_from_any_checkpoint_to_the_same_bits(X, tmp_path, options
             if progress.step == 4:
                 held = copied(watched.state)
     assert_same(watched.state, complete.state)
-    found = sorted(tmp_path.iterdir())
+    found = sorted(entries(tmp_path))
     assert [path.name for path in found][:2] == ["000001-step-1", "000002-step-2"]
     while found:
         last = checkpoints.latest()
@@ -198,7 +205,7 @@ def test_killed_at_every_operation_of_a_checkpoint(tmp_path):
         last = Checkpoints(folder).latest()
         outcomes.append(last.step)
         assert not last.damaged
-        for path in [path for path in folder.iterdir() if "." not in path.name]:
+        for path in [path for path in entries(folder) if "." not in path.name]:
             assert _read_checkpoint(path, None).path == path
         assert last.history == [{"step": last.step}]
         assert_same(last.state, small_run(last.step).state)
@@ -206,8 +213,8 @@ def test_killed_at_every_operation_of_a_checkpoint(tmp_path):
             Disk(patch)
             Checkpoints(folder).write(small_run(4))
         assert Checkpoints(folder).latest().step == 4
-        assert not list(folder.glob("*.*")), "temporary folders remain"
-        assert 1 < len(list(folder.iterdir())) <= 2
+        assert not [path for path in entries(folder) if "." in path.name], "temporary folders remain"
+        assert 1 < len(entries(folder)) <= 2
     assert n == len(disk.log) > 20
     assert outcomes == sorted(outcomes)
     assert set(outcomes) == {2, 3}
@@ -250,7 +257,9 @@ def test_a_full_disk_is_an_error_with_a_name_and_costs_nothing(tmp_path, error):
             done = len(disk.log) <= n
         last = checkpoints.latest()
         assert not last.damaged
-        assert all(".old-" in path.name for path in tmp_path.glob("*.*"))  # the next checkpoint removes them
+        assert all(
+            ".old-" in path.name for path in entries(tmp_path) if "." in path.name
+        )  # the next checkpoint removes them
         if failure is None:
             assert last.step == 3
         else:
@@ -296,12 +305,84 @@ def damage(path, harm):
         path.write_bytes(data if harm == "flip" else data[:-1])
 
 
+def forge(path, change):
+    """Change the content of a checkpoint and give it valid checksums, as someone else could have done."""
+    body = durable_files.read_json(path / "checkpoint.json", "smoothgrad checkpoint", 3)
+    change(path, body)
+    for entry in body["state"]["files"].values() if isinstance(body["state"], dict) else ():
+        name = path / f"{entry['dtype']}.npy"
+        content = name.read_bytes()
+        entry |= {"bytes": len(content), "crc32": f"{zlib.crc32(content):08x}"}
+    (path / "checkpoint.json").unlink()
+    durable_files.write_json(path / "checkpoint.json", body)
+
+
+def change_leaves(change):
+    """A forgery of the state: its leaves are written again after a change of the tree."""
+
+    def forgery(path, body):
+        state = change(_read_checkpoint(path, None).state)
+        for file in path.glob("*.npy"):
+            file.unlink()
+        body["state"] = write_tree(path, state)
+
+    return forgery
+
+
+def with_words(value, at=0):
+    def change(state):
+        words = state.slots[0].words.copy()
+        words[0, at] = value
+        return state._replace(slots=(state.slots[0]._replace(words=words), *state.slots[1:]))
+
+    return change_leaves(change)
+
+
+FORGERIES = [
+    (lambda path, body: body.update(step="seven"), "checkpoint.json: damaged: step must be an integer from 0"),
+    (lambda path, body: body.update(step=-1), "step must be an integer from 0 to"),
+    (lambda path, body: body.update(step=4), "the state is after step 5, expected 4"),
+    (lambda path, body: body.update(history={"a": 1}), "history must be a list, got"),
+    (lambda path, body: body.update(settings=[1]), r"settings must be an object, got \[1\]"),
+    (lambda path, body: body.update(state=3), "state must be an object, got 3"),
+    (lambda path, body: body.update(made_by=None), "made_by must be an object, got None"),
+    (lambda path, body: body["sampler"].update(batch_size=0), r"sampler\.batch_size must be an integer from 1"),
+    (lambda path, body: body["sampler"].update(seed="x"), r"sampler\.seed must be a list"),
+    (with_words(-7), r"slots\[0\]\.words\[0\] is -7"),
+    (with_words(V), r"slots\[0\]\.words\[0\] is "),
+    (with_words(3, at=-1), r"slots\[0\]\.words\[0\] is "),  # no END
+    (change_leaves(lambda state: state._replace(clock=np.array([1.0, np.nan]))), "clock is"),
+    (change_leaves(lambda state: state._replace(num_values=np.asarray(50))), "num_values is 50 with 3 values"),
+    (change_leaves(lambda state: state._replace(step=np.asarray(-2))), "step is -2"),
+    (change_leaves(lambda state: state._replace(entering=state.entering._replace(scale=np.asarray(-1.0)))), "scale"),
+    (change_leaves(lambda state: state._replace(totals=state.totals[0])), "damaged, or not written"),
+]
+
+
+@pytest.fixture(name="healthy", scope="module")
+def some_checkpoint(tmp_path_factory):
+    X = np.random.default_rng(0).poisson(0.2, (D, V))
+    options = {"batch_size": B, "key": KEY, "steps": 5, "threads": 1, "window": 3}
+    folder = tmp_path_factory.mktemp("healthy")
+    return Checkpoints(folder).write(fit(X, LDA(0.3, 0.2, D), init_topics(jax.random.key(0), V, K), **options).finish())
+
+
+@pytest.mark.parametrize(("change", "message"), FORGERIES)
+def test_a_forged_checkpoint_is_refused_by_name_before_it_is_used(healthy, tmp_path, change, message):
+    """A compiled loop over a word list with −7 in it would never end, and could not be interrupted."""
+    path = tmp_path / healthy.name
+    shutil.copytree(healthy, path)
+    forge(path, change)
+    with pytest.raises(LoadError, match=message):
+        Checkpoints(tmp_path).latest()
+
+
 def test_checkpoints_by_the_order_they_were_written(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=1)
     for step in (5, 5, 3):  # a later run in the same folder may have fewer steps
         checkpoints.write(small_run(step))
         assert checkpoints.latest().step == step
-        assert len(list(tmp_path.iterdir())) == 1
+        assert len(entries(tmp_path)) == 1
     path = tmp_path / "000009-step-9"
     path.mkdir()
     for version, what in ((4, "upgrade"), (2, "finish the run with the version that wrote it, or start again")):
@@ -311,7 +392,7 @@ def test_checkpoints_by_the_order_they_were_written(tmp_path):
         with pytest.raises(LoadError, match=f"format version {version}, this package reads version 3: {what}"):
             checkpoints.latest()
     checkpoints.clear()
-    assert not list(tmp_path.iterdir())
+    assert not entries(tmp_path)
     with pytest.raises(ValueError, match="keep must be at least 1"):
         Checkpoints(tmp_path, keep=0)
     with pytest.raises(ValueError, match="settings must"):
@@ -376,7 +457,7 @@ def test_killed_twenty_times_and_the_same_bits_at_the_end(tmp_path):
         child.kill()
         child.join()
         assert child.exitcode == -signal.SIGKILL, "it ended before it was killed"
-        inside += any(folder.glob("*.*"))
+        inside += any("." in path.name for path in entries(folder))
     last, told, _ = start("killed", 0.0)
     assert ends(last)
     assert begun == sorted(begun)

@@ -1,5 +1,6 @@
 """The training loop: the same λ as the oracle, progress, limits, interruption, errors that name the option."""
 
+import functools
 import itertools
 import math
 import os
@@ -17,6 +18,7 @@ import numpy as np
 import oracle
 import pytest
 import scipy.sparse
+import scipy.stats
 
 from smoothgrad_jax import (
     LDA,
@@ -120,6 +122,31 @@ def test_held_out_score(X, lam):
     *_, last = fit(train, model, lam, steps=6, batch_size=B, key=KEY, held_out=unseen)
     halves = split_documents(unseen, jax.random.fold_in(KEY, 1))
     assert last.score == pytest.approx(float(log_predictive(model, training.params, *halves)), rel=1e-6)
+
+
+def test_a_score_of_ones_own_needs_no_method_of_the_model():
+    """A model that is a function is scored by the density of its mixture, against scipy."""
+    rng = np.random.default_rng(0)
+    x, unseen = rng.poisson(3, (12, 20)).astype(np.float32), rng.poisson(3, 50)
+    seen = []
+
+    def score(params, held_out):
+        seen.append(held_out)
+        weights, rates = params["weights"] / params["weights"].sum(), params["shape"] / params["rate"]
+        return np.log(scipy.stats.poisson.pmf(held_out[:, None], rates) @ np.asarray(weights)).mean()
+
+    model = functools.partial(mixture.local_step, 240)
+    options = {"prior": mixture.PRIOR, "held_out": unseen, "score": score, "score_every": 8}
+    training = fit(x, model, mixture.start(2), **options)
+    scores = [(progress.step, progress.score) for progress in training if progress.score is not None]
+    assert [step for step, _ in scores] == [8, 12]
+    assert scores[-1][1] == pytest.approx(score(training.params, unseen))
+    assert all(each is unseen for each in seen)
+
+
+def test_a_score_of_ones_own_replaces_that_of_the_model(X, lam):
+    *_, last = fit(X, LDA(0.3, 0.2, D), lam, steps=1, batch_size=B, key=KEY, held_out="any", score=lambda *_: 2.5)
+    assert last.score == 2.5
 
 
 def test_supplied_batches(X, lam):
@@ -398,6 +425,8 @@ def test_a_bad_document_is_named_and_the_topics_stay(X, lam, tmp_path):
             "slots has no effect with window=∞",
         ),
         ({"score_every": 3}, "score_every has no effect without held_out"),
+        ({"score": max}, "score has no effect without held_out"),
+        ({"held_out": np.ones((2, V)), "score": 3}, "score must be a function .*, got 3"),
         ({"data": pack(np.eye(3, V))}, "expected many batches, got one"),
     ],
 )
@@ -416,3 +445,74 @@ def test_no_batches_at_all(lam):
     training = fit(itertools.chain(), LDA(0.3, 0.2, D), lam)
     assert list(training) == []
     np.testing.assert_allclose(training.params, lam)
+
+
+def test_another_thread_reads_the_parameters_of_a_run_in_progress(X, lam):
+    """A step overwrites the state: a reader waits for the step in progress."""
+    training = fit(X, LDA(0.3, 0.2, D), lam, batch_size=B, key=KEY, steps=400, report_every=400, threads=2)
+    found, errors = [], []
+
+    def read():
+        try:
+            while not found or found[-1][0] < 400:
+                found.append((training.step, np.asarray(training.params)))
+        except Exception as error:
+            errors.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    training.finish()
+    reader.join(60)
+    assert errors == []
+    assert len({step for step, _ in found}) > 5
+    assert all(np.isfinite(params).all() and (params > 0).all() for _, params in found)
+
+
+FORKED = """
+import multiprocessing, sys, warnings
+import jax, numpy as np
+from smoothgrad_jax import LDA, fit, init_topics
+X = np.random.default_rng(0).poisson(0.3, (200, 80))
+def train():
+    lam = init_topics(jax.random.key(0), 80, 4)
+    fit(X, LDA(0.3, 0.2, 200), lam, batch_size=10, key=jax.random.key(5), steps=2).finish()
+def refused(lam, key):
+    try:
+        fit(X, LDA(0.3, 0.2, 200), lam, batch_size=10, key=key, steps=2).finish()
+    except RuntimeError as error:
+        print(error)
+warnings.simplefilter("ignore")  # jax warns of the fork
+context = multiprocessing.get_context("fork")
+first = context.Process(target=train)  # jax has not started
+first.start()
+first.join()
+assert first.exitcode == 0
+lam, key = np.asarray(init_topics(jax.random.key(0), 80, 4)), jax.random.key(5)
+child = context.Process(target=refused, args=(lam, key))
+child.start()
+child.join(60)
+child.kill()
+sys.exit(child.exitcode)
+"""
+
+
+def test_a_process_that_was_forked_after_jax_had_started_is_refused():
+    program = [sys.executable, "-c", FORKED]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "this process was forked after jax had started" in done.stdout
+    assert 'multiprocessing.get_context("spawn")' in done.stdout
+
+
+def test_a_corpus_without_words_is_refused(lam):
+    empty, options = np.zeros((D, V)), {"batch_size": B, "key": KEY}
+    with pytest.raises(ValueError, match=f"no document has a word: all {D} documents are empty"):
+        fit(empty, LDA(0.3, 0.2, D), lam, **options)
+    empty[3, 5] = 1
+    with pytest.raises(ValueError, match="no document has a word: all 2 documents are empty"):
+        fit(empty, LDA(0.3, 0.2, D), lam, documents=[1, 2], **options)
+
+
+def test_an_absurd_number_of_threads_is_refused(X, lam):
+    with pytest.raises(ValueError, match="threads must be at most 1,024, got 1000000000000000000"):
+        fit(X, LDA(0.3, 0.2, D), lam, batch_size=B, key=KEY, threads=10**18)

@@ -3,21 +3,22 @@
 With ``--distributed`` every process runs this command on the same files. Process 0 prints, and saves the model.
 """
 
+import logging
 import os
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from smoothgrad_jax.app import runs, saved_models
+from smoothgrad_jax.app import runs, saved_models, signals
 from smoothgrad_jax.app.cli import given_settings
+from smoothgrad_jax.app.commands import metrics
 from smoothgrad_jax.app.commands.inputs import open_corpus, provenance, word_options
 from smoothgrad_jax.app.commands.output import (
-    INTERRUPTED,
     CommandError,
     check_folder,
     emit,
@@ -26,7 +27,12 @@ from smoothgrad_jax.app.commands.output import (
     print_topics,
     size_of,
 )
-from smoothgrad_jax.app.commands.training import new_run, saved_model, train
+from smoothgrad_jax.app.commands.training import check_space, new_run, saved_model, train
+from smoothgrad_jax.app.event_log import event
+from smoothgrad_jax.app.program_cache import stored_programs
+from smoothgrad_jax.core.errors import OptionError
+from smoothgrad_jax.data import folder_lock
+from smoothgrad_jax.data.durable_files import LoadError, SumCheck
 from smoothgrad_jax.data.errors import plural
 from smoothgrad_jax.training import distributed
 from smoothgrad_jax.training.checkpoints import Checkpoint, Checkpoints
@@ -35,15 +41,26 @@ from smoothgrad_jax.training.settings import Settings
 _TOPICS_SHOWN, _WORDS_SHOWN = 20, 10
 
 
+@stored_programs()
 def run(args: Namespace) -> int:
     """Train, save the model, and print its topics."""
-    if not args.distributed:
-        return _fit(args)
+    check_folder(Path(args.out))
+    if args.distributed:
+        return _run_in_several_processes(args)
+    with folder_lock.locked(args.out):
+        return _run(args)
+
+
+def _run_in_several_processes(args: Namespace) -> int:
+    if args.log_json:
+        raise OptionError("log_json", "cannot be used with --distributed: every process would write it")
     distributed.start(devices=args.threads or 1)
+    is_first = jax.process_index() == 0
     try:
-        with _quiet(unless=jax.process_index() == 0):
-            code = _fit(args, distributed.mesh())
-            distributed.wait_for_all()
+        with nullcontext() if is_first else _quiet(), folder_lock.locked(args.out) if is_first else nullcontext():
+            distributed.wait_for_all()  # the folder exists
+            code = _run(args, distributed.mesh())
+            distributed.wait_for_all()  # the model is saved
             return code
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).splitlines()[0]
@@ -51,74 +68,92 @@ def run(args: Namespace) -> int:
 
 
 @contextmanager
-def _quiet(unless: bool) -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """Print nothing; an error that leaves the block is printed."""
-    with open(os.devnull, "w") as nowhere:
-        if unless:
-            yield
-        else:
-            with redirect_stdout(nowhere), redirect_stderr(nowhere):
-                yield
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield
 
 
-def _fit(args: Namespace, mesh: Mesh | None = None) -> int:
+def _run(args: Namespace, mesh: Mesh | None = None) -> int:
     out, given = Path(args.out), given_settings(args)
     checkpoints = Checkpoints(out / "checkpoints")
     last = _last_checkpoint(out, checkpoints, args)
     earlier = last.settings if last else {}
     if last:
         runs.check_settings(earlier, given)
-    settings = Settings.from_json({**earlier, "threads": None}, **given)
+    settings = Settings.from_json(runs.stored_settings(last).as_json() if last else {}, **given)
     stored = open_corpus(args, last)
+    files = stored.manifest.get("files")  # of a corpus folder, which are checked while the run reads them
+    sums = SumCheck(args.inputs[0], files) if files else None
     settings = settings.resolve(stored.corpus.num_docs)
-    chosen = word_options(args) or earlier.get("word_options")
+    chosen = word_options(args)
+    if not chosen.keys() - {"tokenizer"}:  # a tokenizer is given again to resume; see `open_corpus`
+        chosen = {**earlier.get("word_options", {}), **chosen}
     metadata = provenance(stored) | ({"word_options": chosen} if chosen else {})
     if last:
         runs.check_resumable(last, settings, metadata)
+    is_first = mesh is None or jax.process_index() == 0
     if mesh is not None:
         distributed.check_same(settings.as_json() | metadata | {"checkpoint": last.step if last else None})
     training = new_run(stored, settings, metadata, last, mesh)
+    labels = _earlier_labels(out) if last else None
     log(f"{size_of(stored)}; {settings.topics} topics, window {settings.window}")
-    is_first = mesh is None or jax.process_index() == 0
     if args.overwrite and is_first:
         checkpoints.clear()
         (out / "report.html").unlink(missing_ok=True)  # it describes the model that is replaced
     if last and training.step >= training.steps:
         log(f"{out}: the run is complete after {plural(training.steps, 'step')}; give more --passes to continue")
-    code = train(training, args.json, checkpoints)
-    lam = np.asarray(training.params)
-    if not is_first:
-        return code
-    model = saved_model(training, stored, lam)
-    saved_models.save_model(out, model)
+    event("start", step=training.step, steps=training.steps, model=str(out), settings=training.settings_json())
+    check_space(training, stored.corpus, checkpoints)
+    with signals.deferred():
+        code = train(training, args.json, checkpoints, out / metrics.FILE_NAME if is_first else None, sums)
+        lam = np.asarray(training.params)  # of all processes
+        if not is_first:
+            return code
+        model = saved_model(training, stored, lam)._replace(labels=labels)
+        saved_models.save_model(out, model)
+    latest = training.history[-1] if training.history else {}
+    quality = model.quality.summary() if model.quality else {}
+    summary = {"model": str(out)} | latest | {"step": training.step} | quality
+    event(event_of(code), level=logging.INFO if code == 0 else logging.WARNING, **summary)
     if args.json:
-        latest = training.history[-1] if training.history else {}
-        quality = model.quality.summary() if model.quality else {}
-        emit({"event": event_of(code), "model": str(out)} | latest | {"step": training.step} | quality)
+        emit({"event": event_of(code)} | summary)
     else:
         print_topics(model, _WORDS_SHOWN, _TOPICS_SHOWN)
         print(f"model: {out}")
-        if code != INTERRUPTED:
+        if code < 128:
             print(f"next: smoothgrad report {out}")
-    if code == INTERRUPTED:
+    if code > 128:
         log(
             f"interrupted at step {training.step:,} of {training.steps:,}; repeat the command with --resume to continue"
         )
     return code
 
 
+def _earlier_labels(out: Path) -> dict[int, str] | None:
+    """Return the labels of the model that a resumed run replaces; None without a model, or if it is damaged."""
+    if not (out / "model.json").exists():
+        return None
+    try:
+        return saved_models.load_model(out).labels
+    except LoadError as error:
+        log(f"{error}; labels of its topics are lost")
+        return None
+
+
 def _last_checkpoint(out: Path, checkpoints: Checkpoints, args: Namespace) -> Checkpoint | None:
     """Return the checkpoint to resume, or None for a new run; raise an error if that would overwrite files."""
-    check_folder(out)
+    check_folder(checkpoints.folder)
+    others = {path.name for path in out.iterdir()} - {folder_lock.NAME}
     if args.overwrite:
-        if out.is_dir() and any(out.iterdir()) and not ((out / "model.json").exists() or checkpoints.folder.is_dir()):
+        if others and not ((out / "model.json").exists() or checkpoints.folder.is_dir()):
             raise CommandError(f"{out}: is neither a model nor the folder of a run; --overwrite replaces only these")
         return None
     last = checkpoints.latest()
     if last and not args.resume:
         raise CommandError(f"{out}: contains a run; --resume continues it, --overwrite replaces it")
-    # A run that was killed before its first checkpoint leaves only the folder of checkpoints.
-    if not last and out.is_dir() and {path.name for path in out.iterdir()} - {"checkpoints"}:
+    # A run that was killed before its first checkpoint leaves only the folder of checkpoints and the metrics.
+    if not last and others - {"checkpoints", metrics.FILE_NAME}:
         what = "contains no checkpoint to resume from" if args.resume else "is not empty"
         raise CommandError(f"{out}: {what}; give another folder, or --overwrite to replace a model")
     for problem in last.damaged if last else ():

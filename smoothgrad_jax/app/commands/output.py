@@ -1,38 +1,45 @@
-"""Output shared by several commands: messages, JSON lines, topics, and files with one row per document."""
+"""Output shared by several commands: messages, JSON lines and topics."""
 
 import json
-import os
+import re
 import shutil
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
+from smoothgrad_jax.app.event_log import event
 from smoothgrad_jax.app.saved_models import SavedModel
 from smoothgrad_jax.data.corpus_folder import CountedCorpus
 from smoothgrad_jax.data.counting import OnProgress
-from smoothgrad_jax.data.durable_files import replacing
 from smoothgrad_jax.data.errors import plural
+from smoothgrad_jax.data.local_files import is_url
 from smoothgrad_jax.models.topic_quality import effective_topics
 
-INTERRUPTED = 130  # exit code
 _FEW_WORDS = 0.05  # a topic with less than this fraction of the mean prevalence holds few words
-_SUFFIXES = (".tsv", ".jsonl", ".npz")
+FEW_USED = 0.5  # of all topics: with fewer effective topics the user is told
 
-WriteRows = Callable[[int, np.ndarray], None]
+_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # also reverses the direction
 
 
 class CommandError(Exception):
     """An error that the user sees as one line."""
 
 
+def printable(text: str) -> str:
+    """Return text from a file without characters that command a terminal; they are shown as escapes, like ``\\x1b``."""
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
 def log(line: str) -> None:
-    """Print a message to standard error."""
-    print(line, file=sys.stderr, flush=True)
+    """Print a message to standard error, and log it as an event."""
+    print(printable(line), file=sys.stderr, flush=True)
+    event("message", message=line)
 
 
 def emit(record: dict[str, Any]) -> None:
@@ -42,7 +49,7 @@ def emit(record: dict[str, Any]) -> None:
 
 def event_of(code: int) -> str:
     """Return the name of the event that ends a run with this exit code."""
-    return {0: "done", INTERRUPTED: "interrupted"}.get(code, "failed")
+    return {0: "done", 1: "failed"}.get(code, "interrupted")
 
 
 def size_of(stored: CountedCorpus) -> str:
@@ -53,12 +60,20 @@ def size_of(stored: CountedCorpus) -> str:
 
 
 def log_dropped(stored: CountedCorpus) -> None:
-    """Report words that are not in the vocabulary."""
-    dropped = stored.manifest["dropped"]
-    outside, empty = dropped["tokens_outside_vocabulary"], dropped["documents_that_lost_all_words"]
+    """Report words that are not in the vocabulary, and documents without any word."""
+    outside = stored.manifest["dropped"]["tokens_outside_vocabulary"]
     if outside:
-        others = f"; without any other word: {plural(empty, 'document')}" if empty else ""
-        log(f"ignoring {plural(outside, 'word')} outside of the vocabulary{others}")
+        longest = (stored.manifest["tokens"] or {}).get("ngram_range", (1, 1))[1]
+        what = plural(outside, "word") + (" and sequences of words" if longest > 1 else "")
+        log(f"ignoring {what} outside of the vocabulary")
+    log_empty(stored)
+
+
+def log_empty(stored: CountedCorpus) -> None:
+    """Report documents without any word of the vocabulary, which keep their rows."""
+    empty, documents = stored.manifest["dropped"]["empty_documents"], plural(stored.corpus.num_docs, "document")
+    if empty:
+        log(f"{empty:,} of {documents} {'is' if empty == 1 else 'are'} empty, or without any known word")
 
 
 def print_topics(model: SavedModel, num_words: int, max_topics: int | None = None, show_all: bool = False) -> None:
@@ -78,90 +93,54 @@ def print_topics(model: SavedModel, num_words: int, max_topics: int | None = Non
     for k in shown:
         coherence = f" {quality.npmi[k]:5.2f}" if quality else ""
         remarks = "; ".join(quality.remarks(k)) if quality else ""
-        line = f"{k:5d} {100 * prevalence[k]:10.1f}%{coherence}  {' '.join(word for word, _ in words[k])}"
-        print(line + (f"  ({remarks})" if remarks else ""))
+        label = f"{model.labels[k]}: " if model.labels and k in model.labels else ""
+        line = f"{k:5d} {100 * prevalence[k]:10.1f}%{coherence}  {label}{' '.join(word for word, _ in words[k])}"
+        print(printable(line + (f"  ({remarks})" if remarks else "")))
     if len(order) > len(shown):
         print(f"      … and {plural(len(order) - len(shown), 'smaller topic')}")
-    if quality:
-        print(f"quality: {quality.describe()}")
-    else:
-        print(f"quality: {effective_topics(prevalence):.1f} effective topics of {len(order)}")
+    used = quality.effective_topics if quality else effective_topics(prevalence)
+    print(f"quality: {quality.describe() if quality else f'{used:.1f} effective topics of {len(order)}'}")
+    if used < FEW_USED * len(order):
+        print(
+            f"in effect, {used:.0f} of the {len(order)} topics are used; fewer topics may be as good: "
+            f"smoothgrad sweep --topics {max(round(used), 2)},{len(order)} compares"
+        )
 
 
-def check_output(out: str | None) -> None:
-    """Check that an output file can be written, before anything is computed.
-
-    Raises:
-      CommandError: The suffix is unknown, the path is a folder, or its folder is missing or not writable.
-    """
-    if out is None:
-        return
-    path = Path(out)
-    if path.suffix not in _SUFFIXES:
-        raise CommandError(f"{path}: expected a name that ends in {', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}")
-    check_file(path)
-
-
-def check_file(path: Path) -> None:
+def check_file(path: Path, suffixes: Sequence[str] = ()) -> None:
     """Raise an error if the path of an output file is a folder, or if its folder cannot be written."""
     if path.is_dir():
         raise CommandError(f"{path}: expected the name of a file, got a folder; give another name")
+    if suffixes and path.suffix not in suffixes:
+        raise CommandError(f"{path}: expected a name that ends in {' or '.join(suffixes)}")
+    _refuse_url(path)
     if not path.parent.is_dir():
         raise CommandError(f"{path}: the folder {path.parent} does not exist")
-    check_folder(path.parent)
+    _check_writable(path.parent, path)
 
 
 def check_folder(path: Path) -> None:
     """Raise an error if a path is not a folder that can be written, or that can be created."""
+    _refuse_url(path)
     first = next(each for each in (path, *path.absolute().parents) if each.exists())
     if not first.is_dir():
         raise CommandError(f"{path}: expected a folder or a new name, got a file" + (f" {first}" * (first != path)))
-    if not os.access(first, os.W_OK):
-        raise CommandError(f"{path}: the folder {first} is not writable")
+    _check_writable(first, path)
 
 
-@contextmanager
-def row_writer(out: str | None, columns: Sequence[str], name: str) -> Iterator[WriteRows]:
-    """Yield a function ``write(number of the first document, rows)``.
-
-    The suffix of the file selects TSV, JSON lines or ``.npz``; an incomplete file is removed. Without a file,
-    TSV is written to standard output.
-
-    Args:
-      out: The file, or None; see :func:`check_output`.
-      columns: Names of the columns.
-      name: Name of the array in ``.npz``, and of the list of all columns in JSON lines.
-    """
-    if out is None:
-        yield _line_writer(sys.stdout.buffer, ".tsv", columns, name)
-        sys.stdout.buffer.flush()
-        return
-    suffix = Path(out).suffix
-    with replacing(out) as temporary, temporary.open("wb") as file:
-        if suffix == ".npz":
-            rows: list[np.ndarray] = []
-            yield lambda _, new: rows.append(new)
-            arrays: dict[str, Any] = {name: np.concatenate(rows)}
-            np.savez_compressed(file, **arrays)
-        else:
-            yield _line_writer(file, suffix, columns, name)
+def _check_writable(folder: Path, path: Path) -> None:
+    """Raise an error about an output if its folder cannot be written."""
+    try:
+        # Permissions are not enough: the file system can be read-only, or a network can map the user to another one.
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise CommandError(f"{path}: the folder {folder} is not writable: {error.strerror}") from None
 
 
-def _line_writer(file: BinaryIO, suffix: str, columns: Sequence[str], name: str) -> WriteRows:
-    if suffix == ".tsv":
-        file.write("\t".join(["document", *columns]).encode() + b"\n")
-
-    def line(number: int, row: list[float]) -> str:
-        if suffix == ".tsv":
-            return "\t".join([str(number), *(f"{value:.6g}" for value in row)])
-        values = {"topics": row} if name == "theta" else dict(zip(columns, row, strict=True))
-        return json.dumps({"document": number, **values})
-
-    def write(first: int, rows: np.ndarray) -> None:
-        lines = (line(number, row) for number, row in enumerate(rows.tolist(), start=first))
-        file.write("".join(f"{each}\n" for each in lines).encode())
-
-    return write
+def _refuse_url(path: Path) -> None:
+    if is_url(str(path)):
+        raise CommandError(f"{path}: expected a file or a folder of this computer, got a URL")
 
 
 @contextmanager

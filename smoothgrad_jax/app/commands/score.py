@@ -8,22 +8,27 @@ import numpy as np
 
 from smoothgrad_jax.app import saved_models
 from smoothgrad_jax.app.commands.inputs import open_for_model
-from smoothgrad_jax.app.commands.output import CommandError, check_output, emit, row_writer
+from smoothgrad_jax.app.commands.output import CommandError, emit
+from smoothgrad_jax.app.commands.tables import check_output, table_writer
+from smoothgrad_jax.app.program_cache import stored_programs
 from smoothgrad_jax.data.errors import plural
 from smoothgrad_jax.models.lda import inference
 
+_COLUMNS = ("log_prob", "held_out_words")
 
+
+@stored_programs()
 def run(args: Namespace) -> int:
     """Print nats per held-out word; with ``--out`` also write one row per document."""
     check_output(args.out)
     model = saved_models.load_model(args.model)
-    documents, scores, first = open_for_model(args, model), [], 0
-    with row_writer(args.out, ["log_prob", "words"], "scores") if args.out else nullcontext(None) as write:
-        for part in documents.corpus.parts():
+    documents, scores = open_for_model(args, model, _COLUMNS if args.out else ()), []
+    with table_writer(args.out, documents.column_types) if args.out else nullcontext(None) as write:
+        parts = documents.parts() if write else ((part, {}) for part in documents.corpus.parts())
+        for part, columns in parts:
             found = inference.completion(model.lda(), model.lam, part)
             if write:
-                write(first, np.stack(found, 1))
-            first += len(found.words)
+                write(columns | dict(zip(_COLUMNS, found, strict=True)))
             scores.append(found)
     total = inference.Completion(*map(np.concatenate, zip(*scores, strict=True)))
     if math.isnan(total.score):
@@ -31,9 +36,9 @@ def run(args: Namespace) -> int:
     num_words = float(total.words.sum())
     if args.json:
         result = {"score": total.score, "perplexity": total.perplexity}
-        emit(result | {"documents": first, "held_out_words": num_words})
+        emit(result | {"documents": documents.corpus.num_docs, "held_out_words": num_words})
     else:
         print(f"{total.score:.4f} nats per word, perplexity {total.perplexity:,.1f}")
-        size = f"{plural(round(num_words), 'held-out word')} in {plural(first, 'document')}"
+        size = f"{plural(round(num_words), 'held-out word')} in {plural(documents.corpus.num_docs, 'document')}"
         print(f"{size}; one half of each document is predicted from the other half")
     return 0

@@ -1,21 +1,22 @@
 """Training shared by ``fit``, ``sweep`` and ``demo``."""
 
-import signal
-import threading
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from smoothgrad_jax.app import progress, runs
-from smoothgrad_jax.app.commands.output import INTERRUPTED, emit, log
+from smoothgrad_jax.app import progress, runs, signals
+from smoothgrad_jax.app.commands import metrics
+from smoothgrad_jax.app.commands.output import CommandError, emit, log
 from smoothgrad_jax.app.runs import Run
 from smoothgrad_jax.app.saved_models import SavedModel
+from smoothgrad_jax.data.corpus import Corpus
 from smoothgrad_jax.data.corpus_folder import CountedCorpus
+from smoothgrad_jax.data.durable_files import LoadError, SumCheck
 from smoothgrad_jax.models.topic_quality import topic_prevalence, topic_quality
 from smoothgrad_jax.training.checkpoints import Checkpoint, Checkpoints
 from smoothgrad_jax.training.driver import Progress
@@ -58,21 +59,75 @@ def new_run(
     )
 
 
-def train(run: Run, as_json: bool, checkpoints: Checkpoints | None = None) -> int:
-    """Train until the end or an interruption, display progress, and return the exit code."""
+def train(
+    run: Run,
+    as_json: bool,
+    checkpoints: Checkpoints | None = None,
+    metrics_file: Path | None = None,
+    sums: SumCheck | None = None,
+) -> int:
+    """Train until the end or an interruption, display and record the progress, and return the exit code.
+
+    It is 1 if the run was interrupted and the last checkpoint could not be written.
+
+    Args:
+      run: The run.
+      as_json: Write JSON lines instead of displaying progress.
+      checkpoints: Where to write checkpoints.
+      metrics_file: Where to write the metrics of the run.
+      sums: The check of the files of the corpus. It ends before training does.
+
+    Raises:
+      LoadError: A file of the corpus is damaged; a checkpoint has been written.
+    """
+
+    def checked(reports: Iterator[Progress]) -> Iterator[Progress]:
+        for report in reports:
+            if sums:
+                sums.check()
+            yield report
+        if sums:
+            sums.check(wait=True)
 
     def lines(reports: Iterator[Progress]) -> Iterator[Progress]:
         for report in reports:
             emit({"event": "progress", **runs.record(report), "remaining": report.remaining})
             yield report
 
-    watch = lines if as_json else partial(progress.watch, steps=run.steps)
+    def watch(reports: Iterator[Progress]) -> Iterator[Progress]:
+        if metrics_file:
+            reports = metrics.recorded(reports, metrics_file, run.step)
+        return lines(reports) if as_json else progress.watch(reports, steps=run.steps)
+
     try:
-        with interrupt_in_step(run) if jax.process_count() > 1 else sigterm_as_ctrl_c():
-            return 0 if run.train(watch, checkpoints) else INTERRUPTED
+        finished = run.train(lambda reports: watch(checked(reports)), checkpoints, log)
+        return 0 if finished else signals.exit_code() if run.is_stored else 1
     except NotFiniteError as error:
         log(str(error))
         return 1
+    except LoadError as error:
+        kept = "the model is not saved. Restore the corpus and repeat the command with --resume to continue"
+        raise LoadError(f"{error}; {kept}") from error
+    finally:
+        if sums:
+            sums.stop()
+
+
+def check_space(run: Run, corpus: Corpus, checkpoints: Checkpoints) -> None:
+    """Check that the disk can hold the model; warn if it cannot hold the checkpoints, without which a run can go on.
+
+    Raises:
+      CommandError: Not even the model could be written.
+    """
+    free, folder = shutil.disk_usage(checkpoints.folder.parent).free, checkpoints.folder.parent
+    model = np.asarray(run.params).nbytes
+    if free < model:
+        raise CommandError(f"{folder}: the model needs {model:,} bytes, and {free:,} are free; free some space first")
+    needed = model + (checkpoints.keep + 1) * run.checkpoint_bytes(corpus)
+    if free < needed:
+        log(
+            f"{folder}: the checkpoints of this run need about {needed:,} bytes, and {free:,} are free; free some space"
+        )
 
 
 def saved_model(run: Run, stored: CountedCorpus, lam: np.ndarray | None = None) -> SavedModel:
@@ -97,32 +152,3 @@ def saved_model(run: Run, stored: CountedCorpus, lam: np.ndarray | None = None) 
         word_counts=stored.corpus.word_counts(),
         quality=topic_quality(lam, stored.corpus, prevalence=prevalence, documents=run.documents),
     )
-
-
-@contextmanager
-def interrupt_in_step(run: Run) -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM end the run of all processes after the same step."""
-    numbers = signal.SIGINT, signal.SIGTERM
-    previous = [signal.signal(number, lambda *_: run.interrupt()) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, previous, strict=True):
-            signal.signal(number, handler)
-
-
-@contextmanager
-def sigterm_as_ctrl_c() -> Iterator[None]:
-    """Treat SIGTERM, which cluster schedulers send, like Ctrl-C. Only the main thread can set a handler."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

@@ -4,20 +4,20 @@ from argparse import Namespace
 
 from smoothgrad_jax.app import saved_models
 from smoothgrad_jax.app.commands.inputs import open_for_model
-from smoothgrad_jax.app.commands.output import check_output, row_writer
+from smoothgrad_jax.app.commands.tables import THETA, check_output, table_writer
+from smoothgrad_jax.app.program_cache import stored_programs
 from smoothgrad_jax.data.errors import plural
 
 
+@stored_programs()
 def run(args: Namespace) -> int:
-    """Write one row of topic proportions per document."""
+    """Write one row of topic proportions per document, with its id and kept fields."""
     check_output(args.out)
     model = saved_models.load_model(args.model)
-    documents, first = open_for_model(args, model), 0
-    with row_writer(args.out, [f"topic {k}" for k in range(model.lam.shape[1])], "theta") as write:
-        for part in documents.corpus.parts():
-            theta = model.transform(part)
-            write(first, theta)
-            first += len(theta)
+    documents = open_for_model(args, model, columns=[THETA])
+    with table_writer(args.out, documents.column_types, topics=model.topic_names()) as write:
+        for part, columns in documents.parts():
+            write(columns | {THETA: model.transform(part)})
     if args.out:
-        print(f"{args.out}: {plural(first, 'document')}")
+        print(f"{args.out}: {plural(documents.corpus.num_docs, 'document')}")
     return 0

@@ -18,6 +18,7 @@ from smoothgrad_jax.core.row_sparse.decay import CLOCK_SIZE, num_columns
 from smoothgrad_jax.core.row_sparse.kernel import RowBatch, RowKernel
 from smoothgrad_jax.core.types import Array, ArrayLike, DTypeLike, PyTree
 
+_LARGEST = 1e30  # of the numbers of a state that become float32
 END = 1 << 28  # marks the end of a list of words; shifted by three bits it is still below 2³¹
 
 
@@ -116,6 +117,66 @@ class RowSparseState(NamedTuple):
         """Dtype in which the window stores values; None while the window holds none."""
         stored = (*self.leaving, *(self.slots or ()))
         return stored[0].values[0][0].dtype if stored else None
+
+    def check(self) -> None:
+        """Check a state that was read from a file: compiled loops follow its numbers without any check.
+
+        Raises:
+          ValueError: A part is not as described above; the message names it.
+        """
+        num_partitions, columns = len(self.partitions), self.num_columns
+        for s, partition in enumerate(self.partitions):
+            rows = len(range(s, self.num_words, num_partitions))
+            _expect_shape(f"partitions[{s}]", partition, (rows, 3 * columns + CLOCK_SIZE))
+            _expect_shape(f"totals[{s}]", self.totals[s], (1, 3 * columns + CLOCK_SIZE))
+        for name in ("clock", "previous_clock"):
+            decay, gain = getattr(self, name).tolist()
+            _expect(-_LARGEST < decay <= 0 <= gain < _LARGEST, name, getattr(self, name))
+        _expect(self.step.shape == () and self.step >= 0, "step", self.step)
+        _expect(self.num_values.shape == () and self.num_values >= 0, "num_values", self.num_values)
+        if self.slots is not None:
+            held = len(self.slots) + (self.entering is not None)
+            _expect(self.num_values == held, "num_values", f"{self.num_values} with {held} values")
+        for name in ("slots", "leaving"):
+            for i, slot in enumerate(getattr(self, name) or ()):
+                self._check_slot(f"{name}[{i}]", slot)
+        if self.entering is not None:
+            words, sums, scale, totals = self.entering
+            self._check_words("entering.words", words)
+            _expect(scale.shape == () and 0 < scale < _LARGEST, "entering.scale", scale)
+            for s in range(num_partitions):
+                _expect(len(sums[s]) == words.size and sums[s].ndim == 2, f"entering.sums[{s}]", sums[s].shape)
+                _expect_shape(f"entering.totals[{s}]", totals[s], (columns,))
+
+    def _check_slot(self, name: str, slot: WindowSlot) -> None:
+        self._check_words(f"{name}.words", slot.words)
+        _expect(len(slot.values) == len(self.partitions), f"{name}.values", len(slot.values))
+        for s, stored in enumerate(slot.values):
+            num_rows, dtype = slot.words.shape[1], self.slot_dtype
+            shapes = [(num_rows, self.num_columns), (num_rows,)][: 2 if dtype == np.uint8 else 1]
+            for array, shape in zip(stored, shapes, strict=True):
+                _expect_shape(f"{name}.values[{s}]", array, shape)
+            _expect(stored[0].dtype == dtype, f"{name}.values[{s}]", stored[0].dtype)
+        _expect_shape(f"{name}.total", slot.total, (self.num_columns,))
+
+    def _check_words(self, name: str, words: np.ndarray) -> None:
+        """Check lists of words [S, U]: increasing row numbers of the partition, then at least one END."""
+        _expect(words.ndim == 2 and len(words) == len(self.partitions) and words.dtype == np.int32, name, words.shape)
+        for s, rows in enumerate(words):
+            num_used = int(np.count_nonzero(rows != END))
+            used, last = rows[:num_used], len(self.partitions[s]) - 1
+            in_range = not num_used or 0 <= used[0] <= used[-1] <= last
+            is_valid = num_used < len(rows) and (used != END).all() and (np.diff(used) > 0).all() and in_range
+            _expect(bool(is_valid), f"{name}[{s}]", f"{rows.min()} … {rows.max()} for {last + 1} rows, or no order")
+
+
+def _expect(condition: ArrayLike, name: str, got: object) -> None:
+    if not np.all(condition):
+        raise ValueError(f"the state is not valid: {name} is {got}")
+
+
+def _expect_shape(name: str, array: Array, shape: tuple[int, ...]) -> None:
+    _expect(array.shape == shape, name, f"of shape {array.shape}, expected {shape}")
 
 
 class RowPrior(NamedTuple):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from smoothgrad_jax.data.count_blocks import Block
+    from smoothgrad_jax.data.documents import Document, Metadata
     from smoothgrad_jax.data.sources import Head, Source
 
 NAMES = tuple(module.name for module in pkgutil.iter_modules(__path__))
@@ -24,18 +25,21 @@ class Format(NamedTuple):
     Attributes:
       priority: Formats are tried in increasing order, until one recognises the file.
       recognise: Whether the beginning of a file, or a folder, is of this format.
-      texts: Yields the documents of a source as texts; None for counts.
+      documents: Yields the documents of a source of text, each with its id and the fields ``source.keep``; None for
+        counts. Every document of the input is yielded, also an empty one.
       blocks: Yields the documents of a source as counts; None for text.
-      prepare: Reads the beginning of the files, and returns the source with what is declared there: ``field``,
-        ``num_words``, ``vocabulary``. None if there is nothing to read.
+      metadata: Yields the metadata of the documents of a source of counts that has some (``source.has_metadata``).
+      prepare: Reads the beginning of the files, and returns the source with what is declared there: ``field``, ``id``,
+        ``keep``, ``num_words``, ``vocabulary``. None if there is nothing to read.
       options: The options of :func:`smoothgrad_jax.open_source` that this format has beside the common ones, of
-        ``"field"``, ``"first_id"`` and ``"sort"``.
+        ``"field"``, ``"id"``, ``"keep"``, ``"first_id"`` and ``"sort"``.
     """
 
     priority: int
     recognise: "Callable[[Head], bool]"
-    texts: "Callable[[Source], Iterator[str]] | None" = None
+    documents: "Callable[[Source], Iterator[Document]] | None" = None
     blocks: "Callable[[Source], Iterator[Block]] | None" = None
+    metadata: "Callable[[Source], Iterator[Metadata]] | None" = None
     prepare: "Callable[[Source], Source] | None" = None
     options: frozenset[str] = frozenset()
 

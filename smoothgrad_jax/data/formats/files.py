@@ -1,17 +1,24 @@
-"""A folder of text files: one document per file, in the order of their names."""
+"""A folder of text files: one document per file, in the order of their names, which are the ids."""
 
 import os
 from collections.abc import Iterator
 
 from smoothgrad_jax.data import records, sources
+from smoothgrad_jax.data.documents import Document, Metadata, encodable
 from smoothgrad_jax.data.formats import Format
 from smoothgrad_jax.data.sources import Source
 
 
-def _texts(source: Source) -> Iterator[str]:
+def _documents(source: Source) -> Iterator[Document]:
     for path in source.paths:
         for file in sources.files_in(path) if os.path.isdir(path) else [path]:
-            yield records.read_text(file, source.encoding)
+            # Names are relative to the folder if there is one folder; in several folders they could be the same.
+            name = file.relative_to(path) if len(source.paths) == 1 and file != path else file
+            yield Document(records.read_text(file, source.encoding), Metadata(encodable(name.as_posix())))
 
 
-FORMAT = Format(priority=90, recognise=lambda head: head.is_folder, texts=_texts)
+def _prepare(source: Source) -> Source:
+    return source._replace(id="file name")
+
+
+FORMAT = Format(priority=90, recognise=lambda head: head.is_folder, documents=_documents, prepare=_prepare)

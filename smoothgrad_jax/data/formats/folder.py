@@ -4,10 +4,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from smoothgrad_jax.data import corpus_folder, count_blocks
+from smoothgrad_jax.data import batches, corpus_folder, count_blocks, records
 from smoothgrad_jax.data.corpus_folder import CountedCorpus
 from smoothgrad_jax.data.count_blocks import Block
-from smoothgrad_jax.data.errors import corpus_error
+from smoothgrad_jax.data.documents import Metadata
+from smoothgrad_jax.data.errors import OptionName, corpus_error
 from smoothgrad_jax.data.formats import Format
 from smoothgrad_jax.data.sources import Head, Source
 
@@ -20,14 +21,43 @@ def _prepare(source: Source) -> Source:
     if len(source.paths) > 1:
         raise corpus_error(source.paths[1], "a corpus folder must be the only input")
     stored = corpus_folder.open_folder(source.paths[0])
-    return source._replace(vocabulary=stored.vocabulary, num_words=stored.corpus.num_words, loaded=stored)
+    id, kept = _fields(stored)
+    for name in source.keep:
+        if name not in kept:
+            problem = f": the corpus keeps {records.listed(kept)}; convert the source again to keep other fields"
+            raise corpus_error(source.paths[0], (OptionName("keep", name), problem))
+    return source._replace(
+        vocabulary=stored.vocabulary,
+        num_words=stored.corpus.num_words,
+        id=id,
+        keep=source.keep or tuple(kept),
+        loaded=stored,
+    )
 
 
 def _blocks(source: Source) -> Iterator[Block]:
     assert isinstance(source.loaded, CountedCorpus)
-    indptr, indices, data, _ = source.loaded.corpus
-    for offsets, entries in count_blocks.block_ranges(indptr):
-        yield Block(offsets, indices[entries].astype(np.int32), data[entries])
+    corpus = source.loaded.corpus
+    for offsets, entries in count_blocks.block_ranges(corpus.indptr):
+        try:
+            batches.check_entries(corpus, entries)
+        except ValueError as error:
+            raise corpus_error(source.paths[0], f"damaged: {error}") from None
+        yield Block(offsets, corpus.indices[entries].astype(np.int32), corpus.data[entries])
 
 
-FORMAT = Format(0, _recognise, blocks=_blocks, prepare=_prepare)
+def _metadata(source: Source) -> Iterator[Metadata]:
+    assert isinstance(source.loaded, CountedCorpus)
+    _, kept = _fields(source.loaded)
+    chosen = [kept.index(name) for name in source.keep]
+    for id, fields in corpus_folder.read_metadata(source.paths[0], source.loaded.manifest):
+        yield Metadata(id, tuple(fields[i] for i in chosen))
+
+
+def _fields(stored: CountedCorpus) -> tuple[str | None, list[str]]:
+    """Return the name of the field with the id, and the names of the kept fields."""
+    names = stored.manifest.get("metadata", {"id": None, "keep": []})
+    return names["id"], names["keep"]
+
+
+FORMAT = Format(0, _recognise, blocks=_blocks, metadata=_metadata, prepare=_prepare, options=frozenset({"keep"}))

@@ -1,18 +1,18 @@
-"""Plain text: one document per line that is not blank. A file that no other format recognises is plain text."""
+"""Plain text: one document per line. A file that no other format recognises is plain text."""
 
 from collections.abc import Iterator
 
 from smoothgrad_jax.data import records
 from smoothgrad_jax.data.compressed_files import text_lines
+from smoothgrad_jax.data.documents import Document
 from smoothgrad_jax.data.formats import Format
 from smoothgrad_jax.data.sources import Source
 
 
-def _texts(source: Source) -> Iterator[str]:
+def _documents(source: Source) -> Iterator[Document]:
     for path in source.paths:
         for _, text in text_lines(path, source.encoding, records.MAX_TEXT_BYTES):
-            if text and not text.isspace():
-                yield text
+            yield Document(text)  # also of a blank line, so that document d is line d + 1
 
 
-FORMAT = Format(priority=100, recognise=lambda head: not head.is_folder, texts=_texts)
+FORMAT = Format(priority=100, recognise=lambda head: not head.is_folder, documents=_documents)
