@@ -35,6 +35,7 @@ from smoothgrad_jax.core.svi import check_rho
 from smoothgrad_jax.core.types import ArrayLike, LocalStep, PRNGKey, PyTree, Schedule, Warmup
 from smoothgrad_jax.core.window import Window
 from smoothgrad_jax.data.corpus import Corpus
+from smoothgrad_jax.training import distributed
 from smoothgrad_jax.training.engines import Engine, EngineOptions, Request, WindowSpec, choose_engine
 from smoothgrad_jax.training.mesh_engine import MeshEngine, local_devices
 from smoothgrad_jax.training.minibatches import Division, Minibatches, Sampler, open_minibatches
@@ -168,6 +169,8 @@ def fit(
         engine = MeshEngine(model, params, options, mesh)
         if source.sampler is not None:
             engine.check_batch_size(source.sampler.batch_size)
+        if engine.is_shared:
+            _compare_processes(engine, source, passes=passes, steps=steps, score_every=score_every, report=report_every)
     return Training(
         source,
         engine,
@@ -180,6 +183,14 @@ def fit(
         score_every=_check_count("score_every", score_every),
         report_every=_check_count("report_every", report_every),
     )
+
+
+def _compare_processes(engine: Engine, source: Minibatches, **options: float | None) -> None:
+    """Raise an error if another process would take other steps; it would otherwise wait for this one for ever."""
+    drawn = source.sampler._asdict() if source.sampler else {}
+    shapes = [leaf.shape for leaf in jax.tree.leaves(engine.template)]
+    sizes = {"words": source.num_words, "entries": source.entries_per_batch, "parameters": shapes, "step": engine.step}
+    distributed.check_same({**drawn, **sizes, **options})
 
 
 class Limits(NamedTuple):

@@ -60,7 +60,7 @@ def test_sigterm_saves_the_model_and_a_checkpoint(texts, tmp_path):
             break
     process.send_signal(signal.SIGTERM)
     code, _, err = finish(process)
-    assert code == 130, err
+    assert code == 143, err
     assert "repeat the command with --resume" in err
     assert load_model(tmp_path / "model").num_docs > 0
     assert os.listdir(tmp_path / "model" / "checkpoints")
