@@ -171,7 +171,8 @@ def _fit(model, lam, batch):
 
 
 def _fit_batched(method, alpha, lam, total, batch, tol, max_iter):
-    return local_steps.fit_batched(method, alpha, lam, total, batch, tol, max_iter, None)[-1].gamma
+    beta = local_steps.features(method, lam[batch.vocabulary], local_steps.normalisers(method, total))
+    return local_steps.fit_batched(method, alpha, beta, batch, tol, max_iter, None)[-1].gamma
 
 
 def _fit_sequential(method, alpha, lam, total, batch, *options):

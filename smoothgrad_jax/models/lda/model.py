@@ -135,8 +135,9 @@ class LDA(NamedTuple):
         return self.eta, None
 
     def row_kernel(self, num_columns: int, dtype: np.dtype) -> LDAKernel:
-        """Return the kernel for the row-sparse engine."""
-        return make_kernel(self.alpha, self.num_docs, self.tol, self.max_iter, self.method, num_columns, dtype)
+        """Return the kernel for the row-sparse engine and for a mesh."""
+        options = self.tol, self.max_iter, self.method, self.execution
+        return make_kernel(self.alpha, self.num_docs, *options, num_columns, dtype)
 
 
 def local_step(
@@ -375,7 +376,13 @@ def _fit(alpha, lam, batch, tol, max_iter, method, execution, seed):
     """
     alpha = jnp.broadcast_to(alpha, lam.shape[1])
     operands = method, alpha, lam, lam.sum(0, keepdims=True), batch, tol, max_iter, seed
-    return choose(execution, _fit_sequential, local_steps.fit_batched, *operands)
+    return choose(execution, _fit_sequential, _fit_batched, *operands)
+
+
+def _fit_batched(method, alpha, lam, total, batch, *options):
+    beta = local_steps.features(method, lam[batch.vocabulary], local_steps.normalisers(method, total))
+    stats, _, info = local_steps.fit_batched(method, alpha, beta, batch, *options)
+    return stats, info
 
 
 def _fit_sequential(method, alpha, lam, *operands):
