@@ -29,6 +29,7 @@ _NAMES = {
     "data.errors": ("CorpusError",),
     "models.lda.document_fit": ("LocalInfo",),
     "models.lda.document_sampling": ("SampledInfo",),
+    "models.lda.execution": ("Batched", "Sequential"),
     "models.lda.methods": ("Collapsed", "Maximum", "Mean", "Sampled", "Variational"),
     "models.lda.model": ("LDA", "elbo", "local_step", "log_predictive", "split_documents"),
     "models.lda.topics": ("init_topics", "seed_topics", "topics"),

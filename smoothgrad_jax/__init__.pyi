@@ -46,6 +46,8 @@ from smoothgrad_jax.data.sources import recognise as recognise
 from smoothgrad_jax.models import dirichlet as dirichlet
 from smoothgrad_jax.models.lda.document_fit import LocalInfo as LocalInfo
 from smoothgrad_jax.models.lda.document_sampling import SampledInfo as SampledInfo
+from smoothgrad_jax.models.lda.execution import Batched as Batched
+from smoothgrad_jax.models.lda.execution import Sequential as Sequential
 from smoothgrad_jax.models.lda.methods import Collapsed as Collapsed
 from smoothgrad_jax.models.lda.methods import Maximum as Maximum
 from smoothgrad_jax.models.lda.methods import Mean as Mean

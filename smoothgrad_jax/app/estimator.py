@@ -71,6 +71,7 @@ SCIKIT_LEARN_NAMES = {
 _SAME_NAMES = (
     "method",
     "sweeps",
+    "execution",
     "window",
     "warmup",
     "slots",
@@ -109,6 +110,9 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         as in the paper.
     sweeps : int, default=5
         Samples per token and visit of a document, for the sampled method.
+    execution : {"sequential", "batched"} or None, default=None
+        Fit the documents of a minibatch one after the other, or all at once. None is "sequential" on a CPU and
+        "batched" on other platforms.
     window : int, float('inf'), str, callable or Adaptive, default=10
         L, the number of minibatches over which the statistics are averaged. 1 is stochastic variational inference; ∞
         is the mean over all minibatches so far. A function of the step number, such as
@@ -222,6 +226,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         *,
         method: str = DEFAULTS.method,
         sweeps: int = DEFAULTS.sweeps,
+        execution: str | None = None,
         window: Window = DEFAULTS.window,
         warmup: Warmup = DEFAULTS.warmup,
         slots: str | None = None,
@@ -252,6 +257,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         self.n_components = n_components
         self.method = method
         self.sweeps = sweeps
+        self.execution = execution
         self.window = window
         self.warmup = warmup
         self.slots = slots

@@ -37,6 +37,7 @@ from smoothgrad_jax.data import schema
 from smoothgrad_jax.data.corpus import Corpus
 from smoothgrad_jax.data.durable_files import LoadError, SaveError, loading
 from smoothgrad_jax.models.lda import inference, priors
+from smoothgrad_jax.models.lda.execution import named_execution
 from smoothgrad_jax.models.lda.methods import Variational, named_method
 from smoothgrad_jax.models.lda.model import LDA
 from smoothgrad_jax.models.lda.topics import seed_topics
@@ -129,7 +130,8 @@ def initial_model(settings: Settings, num_docs: float) -> LDA:
     alpha = default_alpha(settings.method, settings.topics) if isinstance(settings.alpha, str) else settings.alpha
     eta = _INITIAL_ETA if isinstance(settings.eta, str) else settings.eta
     method = named_method(settings.method, settings.sweeps)
-    return LDA(alpha, eta, num_docs, settings.local_tol, settings.local_max_iter, method)
+    execution = named_execution(settings.execution)
+    return LDA(alpha, eta, num_docs, settings.local_tol, settings.local_max_iter, method, execution)
 
 
 def check_resumable(checkpoint: Checkpoint, settings: Settings, metadata: Mapping[str, Any]) -> None:

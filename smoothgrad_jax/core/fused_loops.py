@@ -1,4 +1,7 @@
-"""Loops over rows that XLA compiles into one function.
+"""Loops over rows that XLA for CPU compiles into one function.
+
+Only for programs that run on a CPU: on an accelerator every operation of a loop would be a kernel of its own, and the
+callers choose other programs.
 
 On a CPU, XLA makes a task of every operation, and a scheduler runs the tasks: about a microsecond each. XLA compiles a
 loop into one function, with the loops and branches inside it. :func:`fused` puts a computation into a loop of one
@@ -42,8 +45,6 @@ def fused(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
     @wraps(function)
     def call(arrays: PyTree, *inputs: PyTree) -> PyTree:
-        if jax.default_backend() != "cpu":
-            return function(arrays, *inputs)
         leaves, tree = jax.tree.flatten(inputs)
         nonempty = [i for i, leaf in enumerate(leaves) if np.size(leaf)]  # the others carry only a shape
 

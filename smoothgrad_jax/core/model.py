@@ -17,6 +17,8 @@ needs a missing part says so in an error that names the method.
 |                       |                         | the parameters                                                    |
 | ``split_held_out``,   | :class:`ScoringModel`   | held-out scores during training, unless ``fit`` is given another  |
 | ``held_out_score``    |                         | score                                                             |
+| ``for_platform``,     | :class:`PlatformModel`  | a local step for accelerators besides the one for CPUs            |
+| ``is_batched``        |                         |                                                                   |
 | ``row_kernel``, …     | ``RowSparseModel``      | the row-sparse engine; without it the model runs on the dense     |
 |                       |                         | engine. See :mod:`smoothgrad_jax.core.row_sparse.kernel`          |
 
@@ -82,6 +84,22 @@ class SamplingModel(Model, Protocol):
     @property
     def uses_key(self) -> bool:
         """Whether the local step needs a random key."""
+
+
+@runtime_checkable
+class PlatformModel(Model, Protocol):
+    """A model with a local step for accelerators, in which all data points of a minibatch advance together."""
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether the local step is the one for accelerators."""
+
+    def for_platform(self, platform: str) -> Self:
+        """Return the model with the local step for a platform, such as ``"cpu"`` or ``"gpu"``.
+
+        Raises:
+          OptionError: The model was told to use the local step for CPUs, and this is none.
+        """
 
 
 @runtime_checkable
@@ -186,6 +204,16 @@ def uses_key(model: Model) -> bool:
 def uses_documents(model: Model) -> bool:
     """Return whether the minibatches of a model are documents of a corpus."""
     return isinstance(model, DocumentModel) and bool(model.uses_documents)
+
+
+def for_platform(model: _AnyModel, platform: str | None) -> _AnyModel:
+    """Return the model with the local step for a platform, if it has several and the platform is known."""
+    return model.for_platform(platform) if isinstance(model, PlatformModel) and platform is not None else model
+
+
+def is_batched(model: Model) -> bool:
+    """Return whether the local step of a model is one for accelerators, which it has besides the one for CPUs."""
+    return isinstance(model, PlatformModel) and bool(model.is_batched)
 
 
 def data_size(model: Model) -> float:

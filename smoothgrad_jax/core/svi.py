@@ -34,7 +34,8 @@ from jax import lax
 
 from smoothgrad_jax.core import window as _window
 from smoothgrad_jax.core.errors import OptionError
-from smoothgrad_jax.core.model import Model, as_model, check_key
+from smoothgrad_jax.core.model import Model, as_model, check_key, for_platform
+from smoothgrad_jax.core.platforms import platform_of
 from smoothgrad_jax.core.types import ArrayLike, DTypeLike, LocalStep, Numeric, PRNGKey, PyTree, Schedule, Warmup
 from smoothgrad_jax.core.window import Moving, Window, WindowState
 from smoothgrad_jax.core.window_kind import check_number
@@ -234,6 +235,7 @@ def run_steps(
     check_key(model, key)
     if not hasattr(state, "window"):
         raise ValueError(f"expected a state, got {type(state).__name__}; init(params, capacity) makes one")
+    model = for_platform(model, platform_of(state.params))
     steps = state.step + jnp.arange(_num_steps(batches), dtype=jnp.int32)
     rhos, lengths = _rho_per_step(rho, steps), _per_step("length", length, steps)
     state.window.kind.check_lengths(lengths)
@@ -333,6 +335,7 @@ def _sweep_inputs(model, params, batches, prior, rho, lengths, memory_limit, *, 
     kind = Moving(max((length for length in lengths if length != math.inf), default=0), dtype)
     kind.check_lengths(lengths)
     params = jax.tree.map(jnp.asarray, params)
+    model = for_platform(model, platform_of(params))
     size = len(lengths)
     # A window that is absurdly long is refused before the program is traced.
     _check_memory(size * _nbytes(jax.eval_shape(kind.init, params)), size, kind.capacity, memory_limit)

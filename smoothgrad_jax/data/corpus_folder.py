@@ -220,7 +220,7 @@ def read_metadata(path: str | os.PathLike, manifest: dict[str, Any]) -> Iterator
     """
     file, number = Path(path) / METADATA, 0
     try:
-        with durable_files.loading(file), open(file, "rb") as lines:
+        with durable_files.loading(file), durable_files.open_regular(file) as lines:
             for metadata in documents.read_metadata(lines, len(manifest["metadata"]["keep"])):
                 number += 1
                 yield metadata

@@ -30,6 +30,7 @@ from smoothgrad_jax.core._threads import check_not_forked, submit
 from smoothgrad_jax.core.adaptive import Adaptive
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.model import Model, ScoringModel, as_model, check_key
+from smoothgrad_jax.core.platforms import default_platform
 from smoothgrad_jax.core.schedules import robbins_monro
 from smoothgrad_jax.core.svi import check_rho
 from smoothgrad_jax.core.types import ArrayLike, LocalStep, PRNGKey, PyTree, Schedule, Warmup
@@ -156,7 +157,8 @@ def fit(
         numbers = tuple(number for number, _ in local_devices(mesh))
         division = Division(mesh.size, numbers)
     source = open_minibatches(data, model, batch_size, key, replace, documents, division)
-    options = EngineOptions(window, warmup, slots, threads, key, source.num_words, source.entries_per_batch)
+    platform = default_platform() if mesh is None else mesh.devices.flat[0].platform
+    options = EngineOptions(window, warmup, slots, threads, key, source.num_words, source.entries_per_batch, platform)
     if (_check_count("threads", threads) or 1) > MAX_THREADS:
         raise OptionError("threads", f"must be at most {MAX_THREADS:,}, got {threads}")
     for name, value in (("score", score), ("score_every", score_every)):

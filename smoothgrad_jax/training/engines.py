@@ -2,13 +2,15 @@
 
 | engine                   | runs                                                                                  |
 |--------------------------|---------------------------------------------------------------------------------------|
-| :class:`RowSparseEngine` | models with row-sparse statistics, with a moving or adaptive window                   |
+| :class:`RowSparseEngine` | models with row-sparse statistics, with a moving or adaptive window, on a CPU         |
 | :class:`DenseEngine`     | every other combination, through :func:`smoothgrad_jax.global_step`                   |
 | ``MeshEngine``           | any model and window on the devices of a mesh; see                                    |
 |                          | :mod:`smoothgrad_jax.training.mesh_engine`                                            |
 
-:func:`choose_engine` decides between the first two by the model and the window alone. All engines take the same options
-and compute the same parameters up to rounding. An option that an engine cannot honour raises an error.
+Without a mesh, :func:`choose_engine` decides by the model, the window and the platform. The row-sparse engine is loops
+over rows and documents, which an accelerator would run kernel by kernel; elsewhere than on a CPU, and for a model that
+is told to use its local step for accelerators, the dense engine runs. All engines take the same options and compute the
+same parameters up to rounding. An option that an engine cannot honour raises an error.
 """
 
 import math
@@ -28,7 +30,7 @@ from smoothgrad_jax.core._threads import num_threads
 from smoothgrad_jax.core.adaptive import Adaptive
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.mesh_step import MeshState
-from smoothgrad_jax.core.model import Model, check_key, checked, uses_key
+from smoothgrad_jax.core.model import Model, check_key, checked, for_platform, is_batched, uses_key
 from smoothgrad_jax.core.row_sparse.kernel import RowBatch, RowSparseModel
 from smoothgrad_jax.core.row_sparse.state import (
     RowSparseState,
@@ -71,6 +73,7 @@ class EngineOptions(NamedTuple):
       key: Random key of the run, for models that sample.
       num_words: V of the corpus, if known.
       entries_per_batch: Expected number of entries of a minibatch.
+      platform: Where the steps run, such as ``"cpu"`` or ``"gpu"``.
     """
 
     window: WindowSpec
@@ -80,6 +83,7 @@ class EngineOptions(NamedTuple):
     key: PRNGKey | None
     num_words: int | None
     entries_per_batch: float
+    platform: str
 
 
 class PreparedBatch(NamedTuple):
@@ -175,13 +179,20 @@ def choose_engine(model: Model, start: PyTree, options: EngineOptions) -> Engine
     """
     options = check_options(options)
     window = options.window
-    is_row_sparse = isinstance(model, RowSparseModel) and not isinstance(window, Window)
+    model = for_platform(model, options.platform)
+    is_row_sparse = (
+        isinstance(model, RowSparseModel)
+        and not isinstance(window, Window)
+        and options.platform == "cpu"
+        and not is_batched(model)
+    )
     if isinstance(start, MeshState):
         raise ValueError("this state is of a run on a mesh; continue it on a mesh, or start from its parameters")
     if isinstance(start, svi.SVIState | DenseAdaptiveState if is_row_sparse else RowSparseState):
         raise ValueError(
             f"this state is of a run on the {'dense' if is_row_sparse else 'row-sparse'} engine; it cannot continue "
-            f"with window={window}. Continue with the window of that run, or start from its parameters"
+            f"with window={window}{_where(model, options)}. Continue with the window, platform and execution of that "
+            "run, or start from its parameters"
         )
     with option_names():
         if isinstance(model, RowSparseModel) and is_row_sparse:
@@ -207,6 +218,11 @@ def check_options(options: EngineOptions) -> EngineOptions:
             raise OptionError("slots", "has no effect with window=∞, which stores no statistics: leave it out")
     _slot_dtype(options.slots)
     return options
+
+
+def _where(model: Model, options: EngineOptions) -> str:
+    """Return what else has decided the engine, beside the window."""
+    return f" and a batched local step on {options.platform}" if is_batched(model) else f" on {options.platform}"
 
 
 @contextmanager
@@ -385,6 +401,7 @@ class DenseEngine:
         check_rule(self._rule, window)
         check_window(self._state.window, options)
         self._model, self._warmup, self._run_key = model, options.warmup, options.key
+        self._platform = options.platform
         self._key = _key_for(model, options.key)
         if isinstance(window, Adaptive):
             self.check_lengths(window.longest)
@@ -456,7 +473,7 @@ class DenseEngine:
 
     def set_model(self, model: Model) -> None:
         """Use other hyperparameters."""
-        checked_model = checked(model, self._state.params, None)
+        checked_model = checked(for_platform(model, self._platform), self._state.params, None)
         check_key(checked_model, self._run_key)
         self._model, self._key = checked_model, _key_for(checked_model, self._run_key)
 

@@ -47,6 +47,7 @@ WARMUPS = ("mean", "zeros")
 SLOTS = ("float32", "bfloat16", "uint8")
 FIT_KAPPA = 0.7  # κ of `fit`, for any model
 MAX_THREADS = 1024  # more than any machine has cores for; each thread has memory of its own
+EXECUTIONS = ("sequential", "batched")
 METHODS = ("sampled", "collapsed", "mean", "variational")
 
 Window: TypeAlias = Any  # a number, a text form, a schedule of the step number, or a window object
@@ -69,6 +70,7 @@ class Settings:
     topics: int = 50
     method: str = "sampled"
     sweeps: int = 5
+    execution: str | None = None
     window: Window = 10
     warmup: Warmup = "mean"
     slots: str | None = None
@@ -370,6 +372,10 @@ OPTIONS: dict[str, Option] = {
     "topics": _integer("number of topics", "K"),
     "method": _choice("how the topics of a document's words are inferred; sampled finds the best topics", METHODS),
     "sweeps": _integer("samples per token and visit of a document, for the sampled method", "N"),
+    "execution": _choice(
+        "documents of a minibatch one after the other, or all at once (sequential on a CPU, batched on others)",
+        EXECUTIONS,
+    ),
     "window": Option(
         f"minibatches over which the statistics are averaged: {_WINDOWS}",
         *(_parse_window, _accepts_window, f"{_WINDOWS} (LONGEST: a power of two; MEMORY, FIRST, LAST: steps)", "L"),

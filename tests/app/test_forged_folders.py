@@ -21,7 +21,7 @@ from smoothgrad_jax.training.engines import NotFiniteError
 from smoothgrad_jax.training.settings import Settings
 
 V, K, D, B = 60, 3, 90, 10
-SEEDS = int(os.environ.get("FORGERIES", "60"))
+SEEDS = int(os.environ.get("FORGERIES", "30"))
 PRINTED = (ValueError, OSError, MemoryError, NotFiniteError)  # errors that the command prints
 
 

@@ -158,14 +158,14 @@ def test_copies_of_a_document_are_sampled_independently(documents, lam):
 def test_random_numbers_of_neighbours_are_uncorrelated():
     """Of documents, tokens, sweeps and steps that follow each other, and of all lags between tokens."""
     words = [
-        [document_sampling._mix(np.uint32(d) + s), document_sampling._mix(np.uint32(d) ^ s)]
+        [document_sampling.mix(np.uint32(d) + s), document_sampling.mix(np.uint32(d) ^ s)]
         for s in jax.random.key_data(jax.vmap(lambda t: jax.random.fold_in(KEY, t))(np.arange(4)))[:, 0]
         for d in range(8)
     ]
     words = np.array(words, np.uint32).reshape(4, 8, 2)
     tokens, sweeps = np.arange(4_000, dtype=np.uint32), np.arange(4, dtype=np.uint32)
     grid = np.meshgrid(np.arange(4), np.arange(8), sweeps, tokens, indexing="ij")
-    u = document_sampling._uniform(
+    u = document_sampling.uniform(
         (words[grid[0], grid[1], 0], words[grid[0], grid[1], 1]), grid[3], grid[2], np.float32
     )
     u = np.asarray(u, np.float64)

@@ -8,10 +8,26 @@ import numpy as np
 import pytest
 from unigram_mixture import UnigramMixture, fit_rows
 
-from smoothgrad_jax import LDA, Adaptive, Corpus, Exponential, NotFiniteError, fit, pack
+from smoothgrad_jax import (
+    LDA,
+    Adaptive,
+    Batched,
+    Corpus,
+    Exponential,
+    Mean,
+    NotFiniteError,
+    Sampled,
+    Sequential,
+    SVIState,
+    Variational,
+    fit,
+    pack,
+)
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.row_sparse.kernel import GatheredKernel
 from smoothgrad_jax.core.row_sparse.state import RowSparseState
+from smoothgrad_jax.models.lda import local_steps
+from smoothgrad_jax.training import driver
 from smoothgrad_jax.training.engines import DenseAdaptiveState
 
 V, K, D, B = 60, 3, 80, 8
@@ -198,3 +214,61 @@ def test_the_rows_of_a_batch_must_fit_the_parameters(params, documents):
     training = fit([wide], UnigramMixture(0.3, 1.0, D), params)
     with pytest.raises(ValueError, match="the documents have 61 words, but λ has 60 rows"):
         training.finish()
+
+
+class TestElsewhereThanOnACPU:
+    """No machine with an accelerator is needed: the platform is an input of the choice of the engine."""
+
+    @pytest.fixture
+    def gpu(self, monkeypatch):
+        monkeypatch.setattr(driver, "default_platform", lambda: "gpu")
+
+    @pytest.fixture
+    def lam(self, rng):
+        return rng.gamma(1, 1, (V, K)) + 0.1
+
+    def run(self, documents, lam, model, **options):
+        corpus = Corpus.of(documents, num_words=V)
+        return fit(corpus, model, lam, window=3, rho=0.1, steps=4, batch_size=B, key=KEY, **options)
+
+    @pytest.mark.parametrize("method", [Variational(), Sampled(2, 1)])
+    def test_the_dense_engine_fits_all_documents_at_once(self, documents, lam, method, gpu, monkeypatch, x64):
+        model = LDA(0.3, 0.1, D, method=method)
+        with monkeypatch.context() as loops:
+            loops.setattr(local_steps, "fit_batch", None)  # the loops over documents
+            training = self.run(documents, lam, model).finish()
+        assert isinstance(training.state, SVIState)
+        monkeypatch.undo()
+        expected = self.run(documents, lam, model).finish()
+        assert isinstance(expected.state, RowSparseState)
+        np.testing.assert_allclose(training.params, expected.params, rtol=1e-10)
+        same = self.run(documents, lam, model._replace(execution=Batched())).finish()
+        assert isinstance(same.state, SVIState)
+        np.testing.assert_array_equal(same.params, training.params)
+
+    def test_another_row_sparse_model_runs_on_the_dense_engine(self, batches, params, gpu):
+        training = fit(batches, UnigramMixture(0.1, 0.1, D), params, window=3, rho=0.1).finish()
+        assert isinstance(training.state, SVIState)
+
+    def test_a_model_that_is_set_later_has_the_local_step_of_the_platform(self, documents, lam, gpu, monkeypatch):
+        monkeypatch.setattr(local_steps, "fit_batch", None)
+        training = self.run(documents, lam, LDA(0.3, 0.1, D, method=Mean()), report_every=2)
+        next(training)
+        training.model = LDA(0.2, 0.1, D, method=Mean())
+        training.finish()
+        assert training.step == 4
+
+    def test_loops_over_documents_are_refused(self, documents, lam, gpu):
+        with pytest.raises(OptionError, match="execution must be batched on gpu"):
+            self.run(documents, lam, LDA(0.3, 0.1, D, execution=Sequential()))
+
+    @pytest.mark.parametrize(("option", "value"), [("threads", 2), ("slots", "uint8")])
+    def test_options_of_the_row_sparse_engine_are_refused(self, documents, lam, gpu, option, value):
+        with pytest.raises(OptionError, match=option):
+            self.run(documents, lam, LDA(0.3, 0.1, D), **{option: value})
+
+    def test_a_state_of_the_row_sparse_engine_is_refused(self, documents, lam, monkeypatch):
+        state = self.run(documents, lam.astype(np.float32), LDA(0.3, 0.1, D)).finish().state
+        monkeypatch.setattr(driver, "default_platform", lambda: "gpu")
+        with pytest.raises(ValueError, match="row-sparse engine; it cannot continue with window=3 and a batched local"):
+            self.run(documents, state, LDA(0.3, 0.1, D))

@@ -29,8 +29,19 @@ def test_every_setting_has_an_option_with_help():
 
 def test_every_option_reaches_the_run_and_the_estimator():
     """The parts that CONTRIBUTING.md lists under "Add an option" know the same names."""
-    # The model has the first seven, the step sizes the next two, and the run or its caller the others.
-    not_in_fit = {"topics", "method", "sweeps", "alpha", "eta", "local_tol", "local_max_iter", "tau", "kappa"}
+    # The model has the first eight, the step sizes the next two, and the run or its caller the others.
+    not_in_fit = {
+        "topics",
+        "method",
+        "sweeps",
+        "execution",
+        "alpha",
+        "eta",
+        "local_tol",
+        "local_max_iter",
+        "tau",
+        "kappa",
+    }
     not_in_fit |= {"early_stopping", "patience", "min_improvement", "seed", "checkpoint_every"}
     assert set(OPTIONS) - set(inspect.signature(driver.fit).parameters) == not_in_fit
 

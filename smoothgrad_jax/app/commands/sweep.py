@@ -64,12 +64,13 @@ Row = dict[str, Any]  # of `sweep.json`
 def run(args: Namespace) -> int:
     """Train the runs that are not finished; write and print the results and a recommendation."""
     out, grid = Path(args.out), _grid(args)
-    _check_out(out, args.resume)
+    check_folder(out)
     with folder_lock.locked(out):
         return _run(args, out, grid)
 
 
 def _run(args: Namespace, out: Path, grid: Sequence[Settings]) -> int:
+    _check_out(out, args.resume)
     stored = open_corpus(args)
     metadata = provenance(stored)
     tasks = [_task(out, settings.resolve(stored.corpus.num_docs)) for settings in grid]
@@ -147,8 +148,7 @@ def _task(out: Path, settings: Settings) -> RunTask:
 
 def _check_out(out: Path, resume: bool) -> None:
     """Raise an error if a sweep would overwrite files."""
-    check_folder(out)
-    if not out.is_dir() or not any(out.iterdir()):
+    if not {path.name for path in out.iterdir()} - {folder_lock.NAME}:
         if resume:
             log(f"{out}: no run to resume from yet; starting a new sweep")
     elif not (out / "runs").is_dir():

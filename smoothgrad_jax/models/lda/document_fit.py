@@ -194,10 +194,7 @@ def _fixed_point(document, tiles, alpha, is_topic, num_topics, tol, max_iter, th
 
     def update(state):
         previous, point, gamma, _, i = state
-        # γ_t+1 = max(γ_t + a_t (F(γ_t) − γ_t) + b_t (γ_t − γ_t−1), α)
-        b = jnp.minimum(i.astype(dtype) / _RAMP, _MOMENTUM)
-        a = (1 + jnp.sqrt(b)) ** 2
-        previous, point = point, jnp.maximum(point + a * (gamma - point) + b * (point - previous), alpha)
+        previous, point = point, add_momentum(previous, point, gamma, i, alpha)
         # F(γ) = α + θ̃ ∘ ((n / β̃θ̃) β̃)
         theta = theta_of(point)
         gamma = alpha + theta * document.expected(tiles, theta)
@@ -209,6 +206,14 @@ def _fixed_point(document, tiles, alpha, is_topic, num_topics, tol, max_iter, th
     begin = (gamma, gamma, gamma, jnp.full((), jnp.inf, dtype), jnp.zeros((), jnp.int32))
     *_, gamma, moved, number = lax.while_loop(unfinished, update, begin)
     return gamma, moved, number
+
+
+def add_momentum(previous: Array, point: Array, gamma: Array, i: Array, alpha: Array) -> Array:
+    """Return γ_i+1 from γ_i−1, γ_i and F(γ_i); see :func:`fit_documents`."""
+    # γ_t+1 = max(γ_t + a_t (F(γ_t) − γ_t) + b_t (γ_t − γ_t−1), α)
+    b = jnp.minimum(i.astype(gamma.dtype) / _RAMP, _MOMENTUM)
+    a = (1 + jnp.sqrt(b)) ** 2
+    return jnp.maximum(point + a * (gamma - point) + b * (point - previous), alpha)
 
 
 def _tile_parts(length, sizes):

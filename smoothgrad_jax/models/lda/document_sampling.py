@@ -38,8 +38,8 @@ from smoothgrad_jax.data.batches import Batch
 from smoothgrad_jax.models.lda.document_fit import copy_rows, padded
 
 _LANES = 16
-_LONG = 100  # tokens from which a document is long
-_UPDATES = 5  # of the fixed point from which a long document starts
+LONG = 100  # tokens from which a document is long
+UPDATES = 5  # of the fixed point from which a long document starts
 _LONGEST_SUM = 9  # numbers that are added one after the other to draw one of them, where the width allows it
 
 
@@ -89,12 +89,9 @@ def sample_documents(
       [K]; and :class:`SampledInfo`.
     """
     num_topics, dtype, width = alpha.shape[0], beta[0].dtype, beta[0].shape[1]
-    if batch.tokens.shape[-2] == 0:
-        raise ValueError("a document has more than 16,777,216 tokens; the sampled method draws each of them")
+    check_capacity(batch)
     counts = batch.counts.astype(dtype)
-    pieces = jnp.ceil(counts)
-    weights_of = counts / jnp.maximum(pieces, 1)  # of a token of each entry; 1 unless the count is fractional
-    pieces = pieces.astype(jnp.int32)
+    pieces, weights_of = split_counts(counts)
     prior = jnp.pad(alpha[None], [(0, 0), (0, width - num_topics)])
     per_sweep, columns = 1 / jnp.asarray(counted, dtype), jnp.arange(width)[None]
 
@@ -103,10 +100,9 @@ def sample_documents(
         start, length = batch.offsets[d], batch.offsets[d + 1] - batch.offsets[d]
         rows = copy_rows(rows, beta, batch.words, start, length)
         num_tokens, entries = _expand(entries, pieces, start, length)
-        document = batch.documents[d].astype(jnp.uint32)
-        hashes = _mix(document + seed[0]), _mix(document ^ seed[1])
-        is_long = num_tokens >= _LONG
-        gamma = _fixed_point(rows, counts, start, length, prior, columns < num_topics, jnp.where(is_long, _UPDATES, 0))
+        hashes = document_hashes(batch.documents[d], seed)
+        is_long = num_tokens >= LONG
+        gamma = _fixed_point(rows, counts, start, length, prior, columns < num_topics, jnp.where(is_long, UPDATES, 0))
 
         def sweep(number, carry):
             tokens, topics, stats, mean = carry
@@ -119,7 +115,7 @@ def sample_documents(
                 weight, old = lax.optimization_barrier((weights_of[start + entry], topics[t]))
                 others = jnp.where((columns == old) & (number > 0), jnp.maximum(tokens - weight, 0), tokens)
                 weights = lax.optimization_barrier(jnp.where(from_gamma, gamma, others + prior))
-                new = _draw(weights, row(rows, entry), _uniform(hashes, t, number, dtype), num_topics)
+                new = draw_topic(weights, row(rows, entry), uniform(hashes, t, number, dtype), num_topics)
                 # All of N is written: to change two numbers of it, XLA would copy it.
                 return jnp.where(columns == new, others + weight, others), set_row(topics, t, new[None])
 
@@ -148,6 +144,24 @@ def sample_documents(
     bounds = first, batch.size if last is None else last
     stats, *_, total, info = lax.fori_loop(*bounds, sample_document, _memory(alpha, beta, batch))
     return stats, total[0, :num_topics], info
+
+
+def check_capacity(batch: Batch) -> None:
+    """Raise an error if a document has too many tokens to draw each of them."""
+    if batch.tokens.shape[-2] == 0:
+        raise ValueError("a document has more than 16,777,216 tokens; the sampled method draws each of them")
+
+
+def split_counts(counts: Array) -> tuple[Array, Array]:
+    """Return the number of tokens of each entry, and the weight of one; 1 unless the count is fractional."""
+    pieces = jnp.ceil(counts)
+    return pieces.astype(jnp.int32), counts / jnp.maximum(pieces, 1)
+
+
+def document_hashes(documents: Array, seed: Array) -> tuple[Array, Array]:
+    """Return two hashes per document, from the numbers of the documents and the seed."""
+    documents = documents.astype(jnp.uint32)
+    return mix(documents + seed[0]), mix(documents ^ seed[1])
 
 
 def _memory(alpha, beta, batch):
@@ -189,7 +203,7 @@ def _expand(entries, pieces, start, length):
     return lax.fori_loop(0, length, append, (jnp.int32(0), entries))
 
 
-def _draw(weights, beta, u, num_topics):
+def draw_topic(weights: Array, beta: Array, u: Array, num_topics: int) -> Array:
     """Return k with probability proportional to weights_k β_k, from a uniform number u."""
     # Add the products in lanes, and these in fewer lanes, down to 16. The barriers keep XLA from computing sums again.
     products, sizes = weights * beta, _fold_sizes(weights.shape[1])
@@ -205,7 +219,7 @@ def _draw(weights, beta, u, num_topics):
         )
         k, rest = lax.optimization_barrier((k + size * number, rest))
     at = partial(lax.dynamic_slice, slice_sizes=(1, 1))
-    zero, places = jnp.int32(0), range(0, weights.shape[1], sizes[0])
+    zero, places = jnp.zeros_like(k), range(0, weights.shape[1], sizes[0])
     number, _ = _search([(at(weights, (zero, k + i)) * at(beta, (zero, k + i)))[0, 0] for i in places], rest)
     # Rounding may leave a rest that exceeds the sum of a lane, whose last numbers may be padding.
     return k + sizes[0] * jnp.minimum(number, (num_topics - 1 - k) // sizes[0])
@@ -238,14 +252,14 @@ def _fold_sizes(width):
             return sizes
 
 
-def _uniform(hashes, token, sweep, dtype):
+def uniform(hashes: tuple[Array, Array], token: Array, sweep: Array, dtype: jnp.dtype) -> Array:
     """Return a number in [0, 1) with 24 random bits, from the two hashes of a document."""
-    bits = _mix(hashes[0] + token.astype(jnp.uint32) * jnp.uint32(0x9E3779B9))
-    bits = _mix(bits ^ (hashes[1] + sweep.astype(jnp.uint32) * jnp.uint32(0x7FEB352D)))
+    bits = mix(hashes[0] + token.astype(jnp.uint32) * jnp.uint32(0x9E3779B9))
+    bits = mix(bits ^ (hashes[1] + sweep.astype(jnp.uint32) * jnp.uint32(0x7FEB352D)))
     return (bits >> 8).astype(jnp.int32).astype(dtype) * jnp.asarray(2**-24, dtype)
 
 
-def _mix(x):
+def mix(x: Array) -> Array:
     """Return a random-looking permutation of 32-bit numbers: the last step of MurmurHash3."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)

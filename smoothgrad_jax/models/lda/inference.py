@@ -21,11 +21,13 @@ import numpy as np
 from smoothgrad_jax.core._threads import num_threads, submit
 from smoothgrad_jax.core._xla import SINGLE_THREAD_OPTIONS
 from smoothgrad_jax.core.fused_loops import fused
+from smoothgrad_jax.core.platforms import platform_of
 from smoothgrad_jax.core.types import ArrayLike, PRNGKey
 from smoothgrad_jax.data import batches
 from smoothgrad_jax.data.corpus import Corpus
 from smoothgrad_jax.models.lda import local_steps
 from smoothgrad_jax.models.lda.document_sampling import SampledInfo
+from smoothgrad_jax.models.lda.execution import choose, for_platform
 from smoothgrad_jax.models.lda.methods import deterministic
 from smoothgrad_jax.models.lda.model import LDA, Documents, check, local_step, split_documents
 from smoothgrad_jax.models.lda.row_kernel import without_tokens
@@ -82,9 +84,10 @@ def posteriors(
       γ [D, K] in the dtype of λ; γ of an empty document is α.
     """
     corpus = Corpus.of(X)
-    given = {name: value for name, value in (("tol", tol), ("max_iter", max_iter)) if value is not None}
+    given: dict[str, Any] = {name: value for name, value in (("tol", tol), ("max_iter", max_iter)) if value is not None}
     model = check(model._replace(method=deterministic(model.method), **given), lam, corpus.num_words)
     lam = jnp.asarray(lam)
+    model = model._replace(execution=for_platform(model.execution, platform_of(lam)))
     size = min(_CHUNK, corpus.num_docs)
     starts = np.arange(0, corpus.num_docs, size)
     lengths = np.diff(corpus.indptr)
@@ -163,13 +166,21 @@ def completion(model: LDA, lam: ArrayLike, X: Documents, key: PRNGKey | None = N
 @partial(jax.jit, compiler_options=SINGLE_THREAD_OPTIONS)
 def _fit(model, lam, batch):
     alpha = jnp.broadcast_to(model.alpha, lam.shape[1])
+    operands = model.method, alpha, lam, lam.sum(0, keepdims=True), batch, model.tol, model.max_iter
+    return choose(model.execution, _fit_sequential, _fit_batched, *operands)
+
+
+def _fit_batched(method, alpha, lam, total, batch, tol, max_iter):
+    return local_steps.fit_batched(method, alpha, lam, total, batch, tol, max_iter, None)[-1].gamma
+
+
+def _fit_sequential(method, alpha, lam, total, batch, *options):
     empty = jnp.zeros((batch.size, lam.shape[1]), lam.dtype)
-    options = model.tol, model.max_iter, model.method
-    return _fit_fused(empty, alpha, lam, lam.sum(0, keepdims=True), batch, *options)
+    return _fit_fused(empty, method, alpha, lam, total, batch, *options)
 
 
 @fused
-def _fit_fused(_, alpha, lam, total, batch, tol, max_iter, method):
+def _fit_fused(_, method, alpha, lam, total, batch, tol, max_iter):
     beta = local_steps.gather(method, lam, total, batch)
     return local_steps.fit_batch(method, alpha, (beta,), batch, tol, max_iter, None)[-1].gamma
 

@@ -1,7 +1,8 @@
 """How each method of LDA is computed; the dense functions and the row-sparse kernel both call these.
 
-A new method is a class in :mod:`smoothgrad_jax.models.lda.methods`, a module with its loops over documents, and a
-branch in :func:`fit_batch`; also in :func:`features`, if it uses topics other than E[β].
+A new method is a class in :mod:`smoothgrad_jax.models.lda.methods`, a module with its loops over documents and one with
+its operations on all documents at once, and a branch in :func:`fit_batch` and :func:`fit_batched`; also in
+:func:`features`, if it uses topics other than E[β].
 """
 
 import jax.numpy as jnp
@@ -10,6 +11,9 @@ from jax import lax
 from smoothgrad_jax.core.fused_loops import row, set_row
 from smoothgrad_jax.core.types import Array, Numeric, PyTree
 from smoothgrad_jax.data.batches import Batch
+from smoothgrad_jax.models.lda.batch_collapsed import collapse_together
+from smoothgrad_jax.models.lda.batch_fit import fit_together
+from smoothgrad_jax.models.lda.batch_sampling import sample_together
 from smoothgrad_jax.models.lda.document_collapsed import collapse_documents
 from smoothgrad_jax.models.lda.document_fit import LocalInfo, fit_documents, padded, scaled_topics, topic_normalisers
 from smoothgrad_jax.models.lda.document_sampling import SampledInfo, sample_documents, sampling_width
@@ -78,6 +82,39 @@ def fit_batch(
         return collapse_documents(alpha, beta, batch, tol, max_iter, first, last)
     proportions = (lambda gamma: gamma) if isinstance(method, Maximum) else None
     return fit_documents(alpha, beta, batch, tol, max_iter, first, last, proportions=proportions)
+
+
+def fit_batched(
+    method: Method,
+    alpha: Array,
+    lam: Array,
+    totals: Array,
+    batch: Batch,
+    tol: Numeric,
+    max_iter: Numeric,
+    seed: Array | None,
+) -> tuple[Array, LocalInfo | SampledInfo]:
+    """Infer the topics of the words of all documents at once; see :mod:`smoothgrad_jax.models.lda.execution`.
+
+    Args:
+      method, alpha, batch, tol, max_iter, seed: As in :func:`fit_batch`.
+      lam: λ [V, K].
+      totals: Column sums of λ [1, K].
+
+    Returns:
+      Σ_d n_dw φ_dwk of the words of the batch [U, W], and the info of the method.
+    """
+    beta = features(method, lam[batch.vocabulary], normalisers(method, totals))
+    info: LocalInfo | SampledInfo
+    if isinstance(method, Sampled):
+        assert seed is not None, "the sampled method needs a seed"
+        stats, _, info = sample_together(alpha, beta, batch, seed, *method)
+    elif isinstance(method, Collapsed):
+        stats, _, info = collapse_together(alpha, beta, batch, tol, max_iter)
+    else:
+        proportions = (lambda gamma: gamma) if isinstance(method, Maximum) else None
+        stats, _, info = fit_together(alpha, beta, batch, tol, max_iter, proportions)
+    return stats, info
 
 
 def empty_info(method: Method, num_docs: int, num_topics: int, dtype: jnp.dtype) -> LocalInfo | SampledInfo:

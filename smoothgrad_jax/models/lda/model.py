@@ -29,11 +29,13 @@ from jax import lax
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.fused_loops import fused, row, set_row
 from smoothgrad_jax.core.model import HeldOut, check_key
+from smoothgrad_jax.core.platforms import platform_of
 from smoothgrad_jax.core.types import Array, ArrayLike, Numeric, PRNGKey
 from smoothgrad_jax.data import batches
 from smoothgrad_jax.data.batches import Batch
 from smoothgrad_jax.models import dirichlet
 from smoothgrad_jax.models.lda import local_steps
+from smoothgrad_jax.models.lda.batch_entries import PRECISION, document_of
 from smoothgrad_jax.models.lda.document_fit import (
     LocalInfo,
     pad,
@@ -43,6 +45,7 @@ from smoothgrad_jax.models.lda.document_fit import (
     topic_normalisers,
 )
 from smoothgrad_jax.models.lda.document_sampling import SampledInfo
+from smoothgrad_jax.models.lda.execution import Batched, Execution, choose, for_platform
 from smoothgrad_jax.models.lda.methods import Method, Sampled, Variational, check_method, deterministic
 from smoothgrad_jax.models.lda.row_kernel import LDAKernel, make_kernel, seed_numbers, without_tokens
 
@@ -59,6 +62,8 @@ class LDA(NamedTuple):
       tol: The fit of a document stops when an update moves its γ by less, on average over the topics.
       max_iter: The fit of a document stops after this many updates.
       method: The local step, see :mod:`smoothgrad_jax.models.lda.methods`; by default that of the paper.
+      execution: ``Sequential()``, one document after the other; or ``Batched()``, all documents of a minibatch at once;
+        by default the first on a CPU, and the second elsewhere. See :mod:`smoothgrad_jax.models.lda.execution`.
     """
 
     alpha: ArrayLike
@@ -67,6 +72,7 @@ class LDA(NamedTuple):
     tol: Numeric = 1e-3
     max_iter: Numeric = 100
     method: Method = Variational()
+    execution: Execution = None
 
     @property
     def uses_key(self) -> bool:
@@ -88,6 +94,15 @@ class LDA(NamedTuple):
     ) -> tuple[Array, LocalInfo | SampledInfo]:
         """Fit the documents of a minibatch; see :func:`local_step`."""
         return local_step(self, params, batch, key=key)
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether the local step is for accelerators."""
+        return isinstance(self.execution, Batched)
+
+    def for_platform(self, platform: str) -> "LDA":
+        """Return the model with its execution on a platform."""
+        return self._replace(execution=for_platform(self.execution, platform))
 
     def check(self, params: Array, num_words: int | None = None) -> "LDA":
         """Return the model as arrays of the dtype of λ, if λ can start a run on documents of so many words."""
@@ -254,7 +269,7 @@ def split_held_out(data: Documents, key: PRNGKey | None, num_words: int) -> Held
 
 @jax.jit
 def _local_step(model, lam, batch, seed):
-    stats, info = _fit(model.alpha, lam, batch, model.tol, model.max_iter, model.method, seed)
+    stats, info = _fit(model.alpha, lam, batch, *_local_options(model), seed)
     return _scatter(model, lam, batch, stats), info
 
 
@@ -266,17 +281,21 @@ def _scatter(model, lam, batch, stats):
 
 @jax.jit
 def _elbo(model, lam, batch):
-    _, info = _fit(model.alpha, lam, batch, model.tol, model.max_iter, model.method, None)
-    total = lam.sum(0, keepdims=True)
-    likelihood = _log_likelihoods(jnp.zeros(batch.size, lam.dtype), lam, total, batch, info.gamma).sum()
+    _, info = _fit(model.alpha, lam, batch, *_local_options(model), None)
+    operands = lam, lam.sum(0, keepdims=True), batch, info.gamma
+    likelihood = choose(model.execution, _log_likelihoods, _log_likelihoods_batched, *operands).sum()
     local = dirichlet.kl_divergence(info.gamma, model.alpha).sum()
     topic = dirichlet.kl_divergence(lam, model.eta, axis=0).sum()
     return model.num_docs / batch.size * (likelihood - local) - topic
 
 
-@fused
-def _log_likelihoods(_, lam, total, batch, gammas):
+def _log_likelihoods(lam, total, batch, gammas):
     """Return Σ_w n_dw log Σ_k exp(E[log θ_dk] + E[log β_wk]) [B]."""
+    return _log_likelihoods_fused(jnp.zeros(batch.size, lam.dtype), lam, total, batch, gammas)
+
+
+@fused
+def _log_likelihoods_fused(_, lam, total, batch, gammas):
     normalisers = topic_normalisers(total)
 
     def fill(i, carry):
@@ -297,16 +316,39 @@ def _log_likelihoods(_, lam, total, batch, gammas):
 
 @jax.jit
 def _log_predictive(model, lam, observed, held_out):
-    _, info = _fit(model.alpha, lam, observed, model.tol, model.max_iter, model.method, None)
+    _, info = _fit(model.alpha, lam, observed, *_local_options(model), None)
     theta = info.gamma / info.gamma.sum(1, keepdims=True)
     beta = lam[held_out.vocabulary] / lam.sum(0, keepdims=True)
-    log_p = _log_probabilities(jnp.zeros(held_out.size, lam.dtype), beta, theta, held_out)
+    log_p = choose(model.execution, _log_probabilities, _sum_log_batched, beta, theta, held_out)
     return log_p.sum() / held_out.counts.astype(lam.dtype).sum()
 
 
-@fused
-def _log_probabilities(_, beta, theta, batch):
+def _log_likelihoods_batched(lam, total, batch, gammas):
+    """Return Σ_w n_dw log Σ_k exp(E[log θ_dk] + E[log β_wk]) [B]."""
+    beta, log_scale = scaled_topics(lam[batch.vocabulary], topic_normalisers(total))
+    theta, shift = jax.vmap(scaled_proportions)(gammas)
+    # Restore the factors that θ̃ and β̃ omit.
+    shift = shift - dirichlet.digamma(gammas.sum(1))
+    return _sum_log_batched(beta, pad(theta), batch, log_scale, shift)
+
+
+def _sum_log_batched(beta, theta, batch, log_scale=None, shift=None):
+    """Return Σ_w n_dw (log (βθ_d)_w + log_scale_w + shift_d) [B]."""
+    words, document = jnp.asarray(batch.words), document_of(batch)
+    log_p = jnp.log(jnp.einsum("ek,ek->e", beta[words], theta[document], precision=PRECISION))
+    if log_scale is not None:
+        log_p = log_p + log_scale[words] + shift[document]
+    log_p = jnp.where(jnp.asarray(batch.counts) > 0, batch.counts.astype(theta.dtype) * log_p, 0)
+    return jax.ops.segment_sum(log_p, document, batch.size, indices_are_sorted=True)
+
+
+def _log_probabilities(beta, theta, batch):
     """Return Σ_w n_dw log Σ_k θ_dk β_wk [B]."""
+    return _log_probabilities_fused(jnp.zeros(batch.size, beta.dtype), beta, theta, batch)
+
+
+@fused
+def _log_probabilities_fused(_, beta, theta, batch):
     return lax.map(lambda d: _sum_log(beta, theta[d], batch, d, lambda _: 0), jnp.arange(batch.size))
 
 
@@ -320,23 +362,33 @@ def _sum_log(beta, theta, batch, d, extra):
     return lax.fori_loop(batch.offsets[d], batch.offsets[d + 1], add, jnp.zeros((), theta.dtype))
 
 
+def _local_options(model):
+    return model.tol, model.max_iter, model.method, model.execution
+
+
 @jax.custom_batching.sequential_vmap
-def _fit(alpha, lam, batch, tol, max_iter, method, seed):
+def _fit(alpha, lam, batch, tol, max_iter, method, execution, seed):
     """Return Σ_d n_dw φ_dwk [U, W], and the info of the method.
 
     Runs under ``vmap`` execute one after the other: together each document would take as long as in the slowest run,
     and a row written for several runs at once would not be written in place.
     """
     alpha = jnp.broadcast_to(alpha, lam.shape[1])
+    operands = method, alpha, lam, lam.sum(0, keepdims=True), batch, tol, max_iter, seed
+    return choose(execution, _fit_sequential, local_steps.fit_batched, *operands)
+
+
+def _fit_sequential(method, alpha, lam, *operands):
+    batch = operands[1]
     empty = (
         jnp.zeros((batch.vocabulary.shape[0], local_steps.width(method, lam.shape[1])), lam.dtype),
         local_steps.empty_info(method, batch.size, lam.shape[1], lam.dtype),
     )
-    return _fit_fused(empty, alpha, lam, lam.sum(0, keepdims=True), batch, tol, max_iter, method, seed)
+    return _fit_fused(empty, method, alpha, lam, *operands)
 
 
 @fused
-def _fit_fused(_, alpha, lam, total, batch, tol, max_iter, method, seed):
+def _fit_fused(_, method, alpha, lam, total, batch, tol, max_iter, seed):
     beta = local_steps.gather(method, lam, total, batch)
     stats, _, info = local_steps.fit_batch(method, alpha, (beta,), batch, tol, max_iter, seed)
     return stats, info
@@ -352,7 +404,8 @@ def _checked(model, lam, batch, tol=None, max_iter=None):
             "jax.tree.map(lambda x: x[0], batches) is the first of them"
         )
     given = {name: value for name, value in (("tol", tol), ("max_iter", max_iter)) if value is not None}
-    return check(model._replace(**given) if isinstance(model, LDA) else model, lam, batch.num_words)
+    model = check(model._replace(**given) if isinstance(model, LDA) else model, lam, batch.num_words)
+    return model._replace(execution=for_platform(model.execution, platform_of(lam)))
 
 
 def check(model: LDA, lam: Array, num_words: int | None = None) -> LDA:
@@ -372,6 +425,7 @@ def check(model: LDA, lam: Array, num_words: int | None = None) -> LDA:
     if not isinstance(model, LDA):
         raise ValueError(f"expected an LDA(alpha, eta, num_docs), got {type(model).__name__}")
     check_method(model.method)
+    for_platform(model.execution, None)
     num_rows, num_topics = lam.shape
     if num_words is not None and num_words > num_rows:
         raise ValueError(f"the documents have {num_words} words, but lam has {num_rows} rows")
