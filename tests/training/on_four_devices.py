@@ -13,6 +13,7 @@ from unigram_mixture import UnigramMixture, fit_rows
 from smoothgrad_jax import (
     LDA,
     Adaptive,
+    Batched,
     Collapsed,
     Corpus,
     Exponential,
@@ -155,6 +156,12 @@ def test_a_model_without_rows_is_replicated(x64, X, lam, rng):
     options = {"window": 4, "rho": 0.3}
     expected, got = (fit(points, model, init_params(3), **options, **more).finish() for more in ({}, {"mesh": mesh(4)}))
     assert_close(got.params, expected.params)
+
+
+def test_the_local_step_for_accelerators(x64, X, lam):
+    model = lda()._replace(execution=Batched())
+    expected, got = (train(X, model, lam, size, batch_size=24).params for size in (None, 3))
+    assert_close(got, expected)
 
 
 def test_batches_that_the_caller_packed(x64, X, lam):
