@@ -157,9 +157,8 @@ def fit(
         numbers = tuple(number for number, _ in local_devices(mesh))
         division = Division(mesh.size, numbers)
     source = open_minibatches(data, model, batch_size, key, replace, documents, division)
-    options = EngineOptions(
-        window, warmup, slots, threads, key, source.num_words, source.entries_per_batch, default_platform()
-    )
+    platform = default_platform() if mesh is None else mesh.devices.flat[0].platform
+    options = EngineOptions(window, warmup, slots, threads, key, source.num_words, source.entries_per_batch, platform)
     if (_check_count("threads", threads) or 1) > MAX_THREADS:
         raise OptionError("threads", f"must be at most {MAX_THREADS:,}, got {threads}")
     for name, value in (("score", score), ("score_every", score_every)):

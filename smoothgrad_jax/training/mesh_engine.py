@@ -4,6 +4,8 @@ A step is one compiled program, :mod:`smoothgrad_jax.core.mesh_step`. Every proc
 from (key, step), and packs those of its own devices: the processes exchange no documents, and the minibatch does not
 depend on the number of devices. The result is that of one process up to rounding.
 
+A model without row-sparse parameters is replicated: every device has all parameters, and the statistics are averaged.
+
 The arrays of a minibatch must have the same shapes in every process. A process whose words exceed the planned capacity
 announces this with the step before, so that all processes enlarge their arrays together (:class:`Capacity`). What
 process 0 decides, such as a limit in seconds, is announced in the same way.
@@ -99,7 +101,8 @@ class MeshEngine:
             raise OptionError("threads", "has no effect with a mesh, which runs one thread per device: leave it out")
         self._mesh, self._devices = mesh, local_devices(mesh)
         self.is_shared = len(self._devices) < mesh.size
-        self._run_key, self._warmup = options.key, options.warmup
+        self._run_key, self._warmup, self._platform = options.key, options.warmup, options.platform
+        model = for_platform(model, options.platform)
         self._rule: adaptive.DelayedRule | None = None
         with option_names():
             if isinstance(start, MeshState):
@@ -121,7 +124,8 @@ class MeshEngine:
     def _begin(self, model: Model, params: PyTree, options: EngineOptions) -> Model:
         """Make the state before the first step."""
         model = checked(model, params, options.num_words)
-        matrix, rest = model.split_rows(params) if isinstance(model, RowSparseModel) else (None, params)
+        row_sparse = _row_sparse(model)
+        matrix, rest = row_sparse.split_rows(params) if row_sparse else (None, params)
         self._num_words = 0 if matrix is None else len(matrix)
         self._set_layout(matrix, rest, window_kind(options))
         parts = [
@@ -185,15 +189,14 @@ class MeshEngine:
         return jax.tree.map(join, axes, *parts)
 
     def _set_hyperparameters(self, model: Model) -> None:
-        platform = self._mesh.devices.flat[0].platform
-        model = for_platform(model, platform)
         size, key = self._mesh.size, self._run_key if uses_key(model) else None
         kernel: Any = model
         prior: PyTree = (None, jax.tree.map(np.asarray, model.prior))
-        if isinstance(model, RowSparseModel):
+        row_sparse = _row_sparse(model)
+        if row_sparse:
             matrix = self._state.params[0]
-            kernel = model.row_kernel(matrix.shape[1], matrix.dtype)
-            eta, rest_prior = model.row_prior()
+            kernel = row_sparse.row_kernel(matrix.shape[1], matrix.dtype)
+            eta, rest_prior = row_sparse.row_prior()
             prior = (np.asarray(eta, matrix.dtype), jax.tree.map(np.asarray, rest_prior))
         axes = jax.tree.map(lambda _: mesh_step.REPLICATED, prior)
         if prior[0] is not None and prior[0].ndim == 2 and len(prior[0]) > 1:
@@ -207,7 +210,7 @@ class MeshEngine:
             self._num_words,
             self._warmup,
             self._rule is not None,
-            is_batched(model) or platform != "cpu",
+            is_batched(model) or self._platform != "cpu",
             str(jax.random.key_impl(key)) if key is not None and is_typed else None,
         )
         self._program, self._model, self._kernel = mesh_step.compiled_step(program), model, kernel
@@ -226,9 +229,10 @@ class MeshEngine:
 
     def _template(self, model: Model) -> PyTree:
         matrix, rest = jax.eval_shape(lambda: self._state.params)
-        if not isinstance(model, RowSparseModel):
+        row_sparse = _row_sparse(model)
+        if row_sparse is None:
             return rest
-        return model.join_rows(jax.ShapeDtypeStruct((self._num_words, matrix.shape[1]), matrix.dtype), rest)
+        return row_sparse.join_rows(jax.ShapeDtypeStruct((self._num_words, matrix.shape[1]), matrix.dtype), rest)
 
     def check_batch_size(self, size: int) -> None:
         """Raise an error if the model cannot divide a minibatch of this size among the devices."""
@@ -382,17 +386,18 @@ class MeshEngine:
         everywhere = mesh_step.sharding(self._mesh)
         matrix, rest = jax.jit(lambda params: params, out_shardings=everywhere)(self._state.params)
         rest = jax.tree.map(lambda leaf: jnp.array(leaf.addressable_data(0)), rest)
-        if not isinstance(self._model, RowSparseModel):
+        row_sparse = _row_sparse(self._model)
+        if row_sparse is None:
             return rest
         found, size = np.asarray(matrix.addressable_data(0)), self._mesh.size
         lam = np.empty((self._num_words, found.shape[1]), found.dtype)
         for device, rows in enumerate(np.split(found, size)):
             lam[device::size] = rows[: len(lam[device::size])]
-        return self._model.join_rows(lam, rest)
+        return row_sparse.join_rows(lam, rest)
 
     def set_model(self, model: Model) -> None:
         """Use other hyperparameters; those of process 0, should the processes round differently."""
-        checked_model = checked(model, self.template, None)
+        checked_model = checked(for_platform(model, self._platform), self.template, None)
         check_key(checked_model, self._run_key)
         self.wait()
         if self.is_shared:
@@ -409,6 +414,11 @@ def local_devices(mesh: Mesh) -> list[tuple[int, jax.Device]]:
     if len(mine) < len(devices) and len({device.process_index for device in devices}) < jax.process_count():
         raise OptionError("mesh", "must contain devices of all processes, or only devices of this one")
     return mine
+
+
+def _row_sparse(model: Model) -> RowSparseModel | None:
+    """Return the model if its rows are partitioned."""
+    return model if isinstance(model, RowSparseModel) else None
 
 
 def _initial_state(kind, params, step):

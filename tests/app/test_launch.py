@@ -1,5 +1,6 @@
 """Several processes of the command: the saved model, resumption with another number of processes, and errors."""
 
+import contextlib
 import json
 import os
 import signal
@@ -27,14 +28,17 @@ def texts(tmp_path_factory):
 
 def launch(number, *arguments):
     command = [sys.executable, "-m", "smoothgrad_jax", "launch", "-n", str(number), "fit", *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
 
 def finish(process):
     try:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
     finally:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # the session that this test has started
+        process.wait()
     return process.returncode, out, err
 
 

@@ -18,7 +18,7 @@ from smoothgrad_jax import Checkpoints, distributed
 from smoothgrad_jax.core.errors import OptionError
 
 ROOT = Path(__file__).parents[2]
-LIMIT = 120  # seconds for a group of processes
+LIMIT = 300  # seconds for a group of processes
 GRACE = 20  # seconds between the end of the first process and that of the last
 STEPS = 12
 CACHE = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}

@@ -5,10 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
-def test_on_four_devices():
+
+@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_on_four_devices(which):
     tests = Path(__file__).with_name("on_four_devices.py")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(tests)]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", which, str(tests)]
     env = os.environ | {"JAX_NUM_CPU_DEVICES": "4"}
-    found = subprocess.run(command, env=env, cwd=tests.parents[2], capture_output=True, text=True, timeout=300)
+    found = subprocess.run(command, env=env, cwd=tests.parents[2], capture_output=True, text=True, timeout=600)
     assert found.returncode == 0, found.stdout
