@@ -49,7 +49,7 @@ _MANIFEST = schema.record(
         "num_entries": schema.integer(),
         "num_tokens": schema.number(0),
         "source": schema.record({"format": schema.string, "paths": schema.list_of(schema.string)}),
-        "tokens": schema.anything,
+        "tokens": schema.optional(text.STORED_TOKENS),
         "dropped": schema.record(
             dict.fromkeys(
                 ("tokens_outside_vocabulary", "documents_that_lost_all_words", "empty_documents"), schema.number(0)
@@ -358,5 +358,5 @@ def _write_files(counted: Counted, folder: Path) -> dict[str, Entry]:
         if counted.vocabulary is not None:
             files[_WORDS] = stack.enter_context(durable_files.new_file(folder / _WORDS))
             for word in counted.vocabulary:
-                files[_WORDS].write(counting.word_line(word))
+                files[_WORDS].write(text.word_line(word))
         return {name: file.finish() for name, file in files.items()}

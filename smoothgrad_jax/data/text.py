@@ -43,7 +43,7 @@ import time
 import warnings
 from array import array
 from collections import defaultdict, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache
 from numbers import Integral, Real
@@ -52,7 +52,7 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from smoothgrad_jax.data import tokenizers
+from smoothgrad_jax.data import schema, tokenizers
 from smoothgrad_jax.data.compressed_files import MAX_RECORD_BYTES, text_lines
 from smoothgrad_jax.data.errors import CorpusError, CorpusWarning, OptionName, Pieces, corpus_error, excerpt, plural
 from smoothgrad_jax.data.local_files import regular_file
@@ -69,6 +69,19 @@ _MIN_NPMI = 0.4  # of a sequence of words
 _MAX_PATTERN = 1_000  # characters of a regular expression in a saved model
 _PATTERN_SECONDS = 60  # for a chunk of _CHUNK characters and a regular expression of a saved model
 _PATTERN_WORKERS = 4  # processes that apply a regular expression of a saved model
+
+# What `Tokens.as_json` returns. The stop words are stored themselves: the name of a file of them would be that of a file
+# of the reader.
+STORED_TOKENS = schema.record(
+    {},
+    {
+        "lowercase": schema.boolean,
+        "token_pattern": schema.string,
+        "stop_words": schema.either(schema.one_of(None, "english"), schema.list_of(schema.string)),
+        "ngram_range": schema.list_of(schema.integer(1), 2),
+        "tokenizer": schema.optional(schema.string),
+    },
+)
 
 
 class TokenOptions(TypedDict, total=False):
@@ -99,7 +112,12 @@ class Tokens(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """Return the values that are stored with a corpus or a model; a tokenizer is stored as its name."""
-        values = {name: getattr(self, name) for name in ("lowercase", "token_pattern", "stop_words", "ngram_range")}
+        values = {
+            "lowercase": self.lowercase,
+            "token_pattern": self.token_pattern,
+            "stop_words": list(self.stop_words) if isinstance(self.stop_words, tuple) else self.stop_words,
+            "ngram_range": list(self.ngram_range),
+        }
         return values if self.tokenizer is None else values | {"tokenizer": tokenizers.name_of(self.tokenizer)}
 
 
@@ -189,7 +207,7 @@ def tokens(
     return result
 
 
-def stored_tokens(stored: object, tokenizer: Tokenizer | str | None = None) -> Tokens:
+def stored_tokens(stored: schema.Json, tokenizer: Tokenizer | str | None = None) -> Tokens:
     """Return the definition of a token that :meth:`Tokens.as_json` stored, without trust in the values.
 
     Args:
@@ -201,26 +219,23 @@ def stored_tokens(stored: object, tokenizer: Tokenizer | str | None = None) -> T
       CorpusError: If the values are no definition, or the tokenizer is missing or has another name.
     """
     try:
-        if not isinstance(stored, Mapping):
-            raise TypeError(f"expected an object, got {excerpt(stored)}")
+        STORED_TOKENS(stored, "")
         stored = {**Tokens(True, WORD, "english", (1, 1)).as_json(), **stored}
-        name, pattern, stops = stored.get("tokenizer"), stored["token_pattern"], stored["stop_words"]
-        _check_pattern(pattern)
+        pattern, stops, lengths = stored["token_pattern"], stored["stop_words"], _check_lengths(stored["ngram_range"])
         if len(pattern) > _MAX_PATTERN:
             raise ValueError(f"expected a token_pattern of at most {_MAX_PATTERN:,} characters")
-        if not isinstance(name, str | None) or (stops not in ("english", None) and not isinstance(stops, list | tuple)):
-            raise TypeError(f"expected a name and words, got {excerpt(name)} and {excerpt(stops)}")
-        stops = stops if stops is None or isinstance(stops, str) else tuple(_check_words(stops, "stop_words"))
-        lowercase, lengths = bool(stored["lowercase"]), _check_lengths(stored["ngram_range"])
-    except (KeyError, TypeError, ValueError) as error:
+        _check_pattern(pattern)
+    except ValueError as error:
         raise CorpusError(f"the stored definition of a word is damaged: {error}") from None
-    given = None if tokenizer is None else tokenizers.name_of(tokenizer)
+    name, given = stored.get("tokenizer"), None if tokenizer is None else tokenizers.name_of(tokenizer)
     if given != name and name is None:
         raise CorpusError(OptionName("tokenizer"), ": has no effect, because the words were found without one")
     if given != name:
         problem = f"the words were found with the tokenizer {excerpt(name)}; if you trust it, pass its name as "
         raise CorpusError(problem, OptionName("tokenizer"), f", got {given!r}" if given else "")
-    return Tokens(lowercase, pattern, stops, lengths, tokenizer, trusted=tokenizer is not None or pattern == WORD)
+    stops = tuple(stops) if isinstance(stops, list) else stops
+    trusted = tokenizer is not None or pattern == WORD
+    return Tokens(stored["lowercase"], pattern, stops, lengths, tokenizer, trusted)
 
 
 def read_words(path: str | os.PathLike, encoding: str = "utf-8") -> list[str]:
@@ -243,6 +258,21 @@ def read_words(path: str | os.PathLike, encoding: str = "utf-8") -> list[str]:
         else:
             words.append(word)
     return words
+
+
+def word_line(word: str) -> bytes:
+    """Return a word as a line of a file of words.
+
+    Raises:
+      CorpusError: If it contains a line break, or UTF-8 cannot encode it.
+    """
+    try:
+        if "\n" not in word:
+            return f"{word}\n".encode()
+    except UnicodeEncodeError:
+        pass
+    problem = f"the word {word!r} cannot be a line of vocabulary.txt; for text, try another "
+    raise CorpusError(problem, OptionName("token_pattern"))
 
 
 def check_vocabulary(words: str | os.PathLike | Iterable[str], encoding: str = "utf-8") -> list[str]:

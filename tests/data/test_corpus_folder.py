@@ -150,7 +150,7 @@ def test_sequences_of_words_are_chosen_and_counted_in_bounded_memory(small_chunk
     expected = every.transform(texts).toarray()[:, [every.vocabulary_[word] for word in stored.vocabulary]]
     np.testing.assert_array_equal(dense(stored), expected)
     assert stored.manifest["limits"]["min_npmi"] == 0.4
-    assert stored.manifest["tokens"]["ngram_range"] == (1, 2)
+    assert stored.manifest["tokens"]["ngram_range"] == [1, 2]
     assert read(Texts(texts), ngram_range=(2, 2), **ALL).vocabulary == ["new york"]
     assert len(read(Texts(texts), ngram_range=(1, 2), min_npmi=-1, **ALL).vocabulary) == len(every.vocabulary_)
     # The vocabulary of a model contains the sequences, and needs no choice.

@@ -175,7 +175,7 @@ def definition_of(model: SavedModel, tokenizer: str | None) -> text.Tokens:
     stored = model.settings.get("tokens")
     if stored is None:
         log("the model does not store how text is split into words; splitting as fit does by default")
-        stored = text.tokens().as_json()
+        stored = {}
     if tokenizer is not None:
         _find_modules_here()
     return text.stored_tokens(stored, tokenizer)
