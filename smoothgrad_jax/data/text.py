@@ -37,9 +37,6 @@ import itertools
 import os
 import pickle
 import re
-import signal
-import threading
-import time
 import warnings
 from array import array
 from collections import defaultdict, deque
@@ -57,12 +54,12 @@ from smoothgrad_jax.data.compressed_files import MAX_RECORD_BYTES, text_lines
 from smoothgrad_jax.data.errors import CorpusError, CorpusWarning, OptionName, Pieces, corpus_error, excerpt, plural
 from smoothgrad_jax.data.local_files import regular_file
 from smoothgrad_jax.data.tokenizers import Tokenizer
+from smoothgrad_jax.data.worker_processes import signals_blocked, start_pool
 
 WORD = r"(?u)\b[^\W\d_][^\W_]{2,}\b"  # three or more letters or digits, the first a letter
 
 _CHUNK = 1 << 20  # characters per chunk
 _MAX_VOCABULARY = 1 << 28  # characters of all words of a file
-_PARENT_INTERVAL = 0.5  # seconds between two looks of a worker for its parent
 _SERIAL_CHUNKS = 32  # chunks counted before worker processes start, because each worker imports scikit-learn
 _MAX_NGRAM = 10  # words
 _MIN_NPMI = 0.4  # of a sequence of words
@@ -70,8 +67,7 @@ _MAX_PATTERN = 1_000  # characters of a regular expression in a saved model
 _PATTERN_SECONDS = 60  # for a chunk of _CHUNK characters and a regular expression of a saved model
 _PATTERN_WORKERS = 4  # processes that apply a regular expression of a saved model
 
-# What `Tokens.as_json` returns. The stop words are stored themselves: the name of a file of them would be that of a file
-# of the reader.
+# What `Tokens.as_json` returns. All stop words are stored: the name of a file would be that of a file of the reader.
 STORED_TOKENS = schema.record(
     {},
     {
@@ -340,7 +336,7 @@ def count_stream(texts: Iterable[str], definition: Tokens, jobs: int | None = No
     try:
         for number, chunk in enumerate(_chunks(texts)):
             if number == serial and (workers > 1 or not definition.trusted):
-                pool = _start_pool(workers)
+                pool = start_pool(workers)
             waiting.append(_submit(pool, chunk, definition))
             if pool is None or len(waiting) > 2 * workers:
                 yield waiting.popleft()()
@@ -549,49 +545,6 @@ def _num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-@contextlib.contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Block Ctrl-C in processes that are started here: this process handles it."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _initialize_worker(parent: int) -> None:
-    """Ignore Ctrl-C where it cannot be blocked, and warnings, which this process has already shown; end with it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    warnings.simplefilter("ignore")
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-
-
-def _end_with(parent: int) -> None:
-    """End this process soon after its parent: a parent that is killed cannot end its workers."""
-    while os.getppid() == parent:
-        time.sleep(_PARENT_INTERVAL)
-    os._exit(1)
-
-
-def _start_pool(jobs: int) -> Any:
-    """Return a pool of processes, or None if the system cannot start any."""
-    # loky's processes, unlike those of the standard library, do not import the caller's script.
-    try:
-        from joblib.externals.loky import ProcessPoolExecutor
-
-        if hasattr(signal, "pthread_sigmask"):
-            # If the tracker were started later, it would unblock the signals that _interrupts_blocked blocks.
-            from multiprocessing import resource_tracker
-
-            resource_tracker.ensure_running()
-        return ProcessPoolExecutor(jobs, initializer=_initialize_worker, initargs=(os.getpid(),))
-    except (ImportError, OSError, NotImplementedError):
-        return None
-
-
 def _in_time(future: Any, seconds: float | None, definition: Tokens) -> Chunk:
     try:
         return future.result(seconds)
@@ -603,7 +556,7 @@ def _in_time(future: Any, seconds: float | None, definition: Tokens) -> Chunk:
 def _submit(pool: Any, texts: list[str], definition: Tokens) -> Callable[[], Chunk]:
     """Return a function that returns the counts of texts. This process counts them if the pool cannot."""
     future = None
-    with contextlib.suppress(BrokenProcessPool, OSError), _interrupts_blocked():
+    with contextlib.suppress(BrokenProcessPool, OSError), signals_blocked():
         future = pool and pool.submit(count_chunk, texts, definition)
     size = sum(map(len, texts))
     limit = None if definition.trusted else _PATTERN_SECONDS * (1 + size // _CHUNK)
