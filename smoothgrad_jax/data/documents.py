@@ -41,7 +41,8 @@ class Document(NamedTuple):
 def metadata_of(id: object, fields: Iterable[object]) -> Metadata:
     """Return metadata from values of a table or of JSON.
 
-    An id is made a string. A number that is not finite is no value; a list or an object is kept as its JSON text.
+    An id is made a string. A number that is not finite is no value; bytes are text; a list or an object is kept as its
+    JSON text, in which a date is a string.
     """
     value = _value(id)
     return Metadata(None if value in (None, "") else str(value), tuple(map(_value, fields)))
@@ -77,4 +78,6 @@ def _value(value: object) -> Value:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    return encodable(json.dumps(value, ensure_ascii=False))
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return encodable(json.dumps(value, ensure_ascii=False, default=str))
