@@ -135,7 +135,7 @@ class ModelInputs(NamedTuple):
         if self.source.is_text:
             return self.source.documents()
         indptr, indices, *_ = self.corpus
-        spans = itertools.pairwise(indptr.tolist())
+        spans = itertools.pairwise(map(int, indptr))
         texts = (" ".join(self.words[w] for w in indices[first:last].tolist()) for first, last in spans)
         return map(Document, texts, self.metadata())
 
