@@ -69,8 +69,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the command line. Files and options of a command may be mixed: ``convert a.jsonl --field x OUT``."""
     if not argv or argv[0] not in COMMANDS:
         return build_parser(()).parse_args(argv)
-    parser = _Parser(prog=f"smoothgrad {argv[0]}")
-    COMMANDS[argv[0]].add_options(parser)
+    command = COMMANDS[argv[0]]
+    parser = _Parser(prog=f"smoothgrad {argv[0]}", description=command.description)
+    command.add_options(parser)
     namespace = argparse.Namespace(command=argv[0])
     # The options of the command that `launch` starts are not those of `launch`.
     parse = parser.parse_args if argv[0] == "launch" else parser.parse_intermixed_args
@@ -164,7 +165,7 @@ def build_parser(with_options: Collection[str] | None = None) -> argparse.Argume
     parser.add_argument("--version", action="version", version=f"smoothgrad_jax {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
-        subparser = commands.add_parser(name, help=command.help)
+        subparser = commands.add_parser(name, help=command.help, description=command.description)
         if with_options is None or name in with_options:
             command.add_options(subparser)
     return parser
@@ -195,7 +196,7 @@ def _fit_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _topics_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL")
+    _add_model(parser)
     parser.add_argument("--all", action="store_true", help="print nearly empty topics too")
     parser.add_argument("--words", type=_positive, default=10, metavar="N", help="words per topic (%(default)s)")
     parser.add_argument(
@@ -208,7 +209,7 @@ def _topics_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _transform_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL")
+    _add_model(parser)
     _add_metadata(_add_inputs(parser))
     _add_tokenizer(parser, "if the model was fitted with it")
     parser.add_argument(
@@ -250,7 +251,7 @@ def _sweep_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _report_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL")
+    _add_model(parser)
     _add_metadata(_add_inputs(parser, optional=True))
     _add_tokenizer(parser, "if the model was fitted with it")
     parser.add_argument("--out", metavar="FILE", help="the HTML file (MODEL/report.html)")
@@ -260,7 +261,7 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _groups_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL")
+    _add_model(parser)
     _add_inputs(parser)
     _add_tokenizer(parser, "if the model was fitted with it")
     _add_groups(parser, required=True)
@@ -270,7 +271,7 @@ def _groups_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _similar_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL")
+    _add_model(parser)
     _add_metadata(_add_inputs(parser))
     _add_tokenizer(parser, "if the model was fitted with it")
     query = parser.add_mutually_exclusive_group(required=True)
@@ -301,22 +302,62 @@ def _launch_options(parser: argparse.ArgumentParser) -> None:
 
 
 class Command(NamedTuple):
-    """A command: its help text and the function that adds its options to a parser."""
+    """A command: its help text, the function that adds its options to a parser, and how its output is read."""
 
     help: str
     add_options: Callable[[argparse.ArgumentParser], None]
+    output: str = ""
+
+    @property
+    def description(self) -> str:
+        """Return the text that the help of this command begins with."""
+        return f"{self.help[0].upper()}{self.help[1:]}. {self.output}".rstrip()
 
 
+_ON_TOPICS = (
+    "The list of topics has the share of each topic in all words (prevalence), and how often its first words occur "
+    "together (NPMI, from -1 to 1)."
+)
 COMMANDS = {
-    "demo": Command("learn topics of Python's docstrings (no download)", _demo_options),
-    "fit": Command("learn topics and save a model", _fit_options),
-    "topics": Command("print the topics of a model, and label them", _topics_options),
-    "transform": Command("infer topic proportions of documents", _transform_options),
-    "groups": Command("compute the prevalence of topics per group of documents, or over time", _groups_options),
+    "demo": Command("learn topics from the documentation of Python, numpy, scipy and jax", _demo_options, _ON_TOPICS),
+    "fit": Command(
+        "learn topics and save a model",
+        _fit_options,
+        f"{_ON_TOPICS} The held-out score is in nats per word; higher is better. Ctrl-C saves the model, and --resume "
+        "continues.",
+    ),
+    "topics": Command("print the topics of a model, and label them", _topics_options, _ON_TOPICS),
+    "transform": Command(
+        "infer topic proportions of documents",
+        _transform_options,
+        "The table has one row per document, in the order of the input.",
+    ),
+    "groups": Command(
+        "compute the prevalence of topics per group of documents, or over time",
+        _groups_options,
+        "Here the prevalence is the mean of the topic proportions of the documents, each with the same weight; in the "
+        "list of topics long documents weigh more.",
+    ),
     "similar": Command("find documents with similar topic proportions (Hellinger distance)", _similar_options),
-    "score": Command("compute the predictive log-probability of documents", _score_options),
-    "sweep": Command("compare numbers of topics and windows, and recommend one", _sweep_options),
-    "report": Command("write one HTML file with the topics of a model", _report_options),
+    "score": Command(
+        "compute the predictive log-probability of documents",
+        _score_options,
+        "One half of each document is predicted from the other half; the score is in nats per word, and higher is "
+        "better.",
+    ),
+    "sweep": Command(
+        "compare numbers of topics and windows, and recommend one",
+        _sweep_options,
+        "DIR/runs has one model per run. The table has the held-out score in nats per word (higher is better), the "
+        "coherence of the topics (NPMI, from -1 to 1), their diversity (from 0 to 1), and how similar they are between "
+        "seeds (stability, from 0 to 1). The recommendation is the fewest topics of which score and coherence are not "
+        "measurably worse than the best.",
+    ),
+    "report": Command(
+        "write one HTML file with the topics of a model",
+        _report_options,
+        "With documents it also shows those that are typical of each topic.",
+    ),
     "convert": Command("convert a corpus to memory-mapped arrays", _convert_options),
     "launch": Command("run fit in several processes on this machine, for tests", _launch_options),
     "verify": Command("compare the files of a folder with their checksums", _verify_options),
@@ -345,6 +386,10 @@ def _add_settings(
         parser.add_argument(
             _flag(name), type=_setting(name), default=defaults.get(name), metavar=option.metavar, help=text
         )
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="folder of a model: --out of fit, or a run of a sweep")
 
 
 def _add_inputs(parser: argparse.ArgumentParser, optional: bool = False) -> argparse._ArgumentGroup:

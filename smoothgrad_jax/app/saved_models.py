@@ -95,6 +95,11 @@ class SavedModel(NamedTuple):
     quality: "TopicQuality | None" = None
     labels: dict[int, str] | None = None
 
+    def __repr__(self) -> str:
+        """Return the sizes; all values of a real model would be a hundred thousand characters."""
+        num_words, num_topics = np.shape(self.lam)
+        return f"SavedModel({num_topics:,} topics, {num_words:,} words, {self.num_docs:,.0f} training documents)"
+
     def topics(self) -> npt.NDArray[np.float64]:
         """Return E[β] as [K, V]: one row per topic, which sums to one."""
         lam = np.asarray(self.lam, np.float64)

@@ -428,6 +428,15 @@ def test_verify_reports_every_file_of_a_corpus_a_model_and_its_checkpoints(conve
             path.write_bytes(before)
     assert main(["verify", str(tmp_path)]) == 1
     assert "expected the folder of a corpus, a model, a run or a checkpoint" in capsys.readouterr().err
+    file = tmp_path / "papers.csv"
+    file.write_text("")
+    assert main(["verify", str(file)]) == 1
+    assert capsys.readouterr().err.endswith("a model, a run or a checkpoint, got a file\n")
+    assert main(["verify", str(tmp_path / "missing")]) == 1
+    assert capsys.readouterr().err.endswith("a model, a run or a checkpoint, which does not exist\n")
+    (tmp_path / "sweep.json").write_text("[]")
+    assert main(["verify", str(tmp_path)]) == 1
+    assert f"one folder per run in {tmp_path / 'runs'}" in capsys.readouterr().err
 
 
 def test_a_full_disk_at_a_checkpoint_costs_no_training(texts, tmp_path, capsys, monkeypatch):
@@ -529,7 +538,20 @@ def test_every_command_has_help(capsys):
         with pytest.raises(SystemExit) as end:
             main([command, "--help"])
         assert end.value.code == 0
-    assert "usage: smoothgrad convert" in capsys.readouterr().out
+        shown = " ".join(capsys.readouterr().out.split())
+        assert shown.startswith(f"usage: smoothgrad {command} ")
+        assert cli.COMMANDS[command].description in shown
+        positional = shown.partition("positional arguments: ")[2].split()
+        assert "MODEL" not in positional[:1] or positional[1:5] == ["folder", "of", "a", "model:"]
+
+
+def test_the_help_of_the_topics_says_what_their_columns_mean(capsys):
+    for command in ("demo", "fit", "topics"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        shown = capsys.readouterr().out
+        assert "prevalence" in shown
+        assert "NPMI" in shown
 
 
 @pytest.mark.parametrize(

@@ -354,6 +354,11 @@ def test_topics_have_distinct_names_with_their_labels():
     assert a_model().topic_names() == ["topic 0", "topic 1", "topic 2"]
 
 
+def test_a_model_is_shown_by_its_sizes():
+    shown = repr(a_model(num_words=12_345, num_topics=6, num_docs=7600.0))
+    assert shown == "SavedModel(6 topics, 12,345 words, 7,600 training documents)"
+
+
 def test_topics_and_their_words():
     lam = np.array([[1, 6], [3, 1], [3, 1], [1, 2]], np.float32)
     model = SavedModel(lam, 0.1, 0.1, 5, ["a", "b", "c", "d"], {}, [])

@@ -121,7 +121,7 @@ def _print(groups: TopicGroups, model: SavedModel, top: int) -> None:
         print(printable(f"{topics[k]}: {' '.join(word for word, _ in words[k])}"))
     if len(shown) < len(mean):
         print(f"… and {plural(len(mean) - len(shown), 'smaller topic')}; --top {len(mean)} prints all of them")
-    print("\nprevalence in % with 95 % intervals")
+    print("\nprevalence (mean of the documents) in % with 95 % intervals")
     field, *names = map(printable, [groups.field, *groups.values])
     width = max(map(len, [field, *names]))
     print(f"{field:<{width}}  documents" + "".join(f"{f'topic {k}':>13}" for k in shown))
