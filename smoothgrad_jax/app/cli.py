@@ -10,6 +10,7 @@ the command runs. The options of a run come from :class:`smoothgrad_jax.training
 | 1         | invalid input, model or folder, or output that cannot be written; the error message   |
 |           | is one line                                                                           |
 | 2         | an option is invalid, or has no effect beside others; the error message is one line   |
+| 134       | ``fit --distributed``: ended by jax (SIGABRT), because another process died           |
 | 129, 130, | ended by SIGHUP, by SIGINT (Ctrl-C) or by SIGTERM: 128 plus the number of the signal. |
 | 143       | ``fit``, ``sweep`` and ``demo`` have saved the result of the training so far, and     |
 |           | ``--resume`` continues it; before and after training, and in other commands,      |
@@ -60,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 1
         except KeyboardInterrupt:
             print("smoothgrad: interrupted", file=sys.stderr)
+            _leave(args, received.exit_code)
             return received.exit_code
 
 
@@ -69,7 +71,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         return build_parser(()).parse_args(argv)
     parser = _Parser(prog=f"smoothgrad {argv[0]}")
     COMMANDS[argv[0]].add_options(parser)
-    return parser.parse_intermixed_args(argv[1:], argparse.Namespace(command=argv[0]))
+    namespace = argparse.Namespace(command=argv[0])
+    # The options of the command that `launch` starts are not those of `launch`.
+    parse = parser.parse_args if argv[0] == "launch" else parser.parse_intermixed_args
+    return parse(argv[1:], namespace)
 
 
 @contextlib.contextmanager
@@ -130,7 +135,16 @@ def _exit_code(args: argparse.Namespace) -> int:
         message = str(error)
     print(f"smoothgrad {args.command}: {printable(message)}", file=sys.stderr)
     event_log.event("error", level=logging.ERROR, message=message, code=code)
+    _leave(args, code)
     return code
+
+
+def _leave(args: argparse.Namespace, code: int) -> None:
+    """End the process at once after an error, if it is one of several, so that the others do not wait for it."""
+    if getattr(args, "distributed", False):
+        from smoothgrad_jax.training import distributed
+
+        distributed.leave(code)
 
 
 def given_settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -169,6 +183,11 @@ def _fit_options(parser: argparse.ArgumentParser) -> None:
     existing = parser.add_mutually_exclusive_group()
     existing.add_argument("--resume", action="store_true", help="continue from the last checkpoint in MODEL")
     existing.add_argument("--overwrite", action="store_true", help="replace an existing model in MODEL")
+    parser.add_argument(
+        "--distributed",
+        action="store_true",
+        help="one of several processes, which srun, mpirun, torchrun or smoothgrad launch starts; --threads: of each",
+    )
     _add_settings(parser.add_argument_group("training"))
     _add_words(parser)
     _add_json(parser)
@@ -276,6 +295,11 @@ def _verify_options(parser: argparse.ArgumentParser) -> None:
     _add_json(parser)
 
 
+def _launch_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-n", "--processes", type=_positive, required=True, metavar="P", help="number of processes")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="fit …", help="the command, with its options")
+
+
 class Command(NamedTuple):
     """A command: its help text and the function that adds its options to a parser."""
 
@@ -294,6 +318,7 @@ COMMANDS = {
     "sweep": Command("compare numbers of topics and windows, and recommend one", _sweep_options),
     "report": Command("write one HTML file with the topics of a model", _report_options),
     "convert": Command("convert a corpus to memory-mapped arrays", _convert_options),
+    "launch": Command("run fit in several processes on this machine, for tests", _launch_options),
     "verify": Command("compare the files of a folder with their checksums", _verify_options),
 }
 

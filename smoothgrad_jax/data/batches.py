@@ -301,7 +301,7 @@ def pack_rows(matrix: CSRArrays, rows: npt.NDArray[np.int64], layout: Layout) ->
         words=words,
         counts=padded,
         offsets=offsets.astype(np.int32),
-        documents=_document_numbers(rows),
+        documents=document_numbers(rows),
         longest=np.empty((sum(tiles), 0), np.float32),
         tokens=np.empty((_token_capacity(counts, offsets, layout.num_tokens), 0), np.float32),
         columns=np.empty((matrix.shape[1], 0), np.float32),
@@ -369,8 +369,8 @@ def _token_capacity(counts: npt.NDArray, offsets: npt.NDArray, planned: int) -> 
     return 0 if needed > _MAX_TOKENS else _capacity(max(planned, 1), needed)
 
 
-def _document_numbers(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-    """Return one number per document, such that copies of a document get different numbers."""
+def document_numbers(rows: npt.NDArray) -> npt.NDArray[np.int32]:
+    """Return one number per document of a minibatch, such that copies of a document get different numbers."""
     numbers = rows.astype(np.uint32)
     ordered = np.sort(rows)
     if (ordered[1:] == ordered[:-1]).any():

@@ -1,8 +1,18 @@
-"""``smoothgrad fit``: train a model on a corpus, with checkpoints."""
+"""``smoothgrad fit``: train a model on a corpus, with checkpoints, in one process or in several.
+
+With ``--distributed`` every process runs this command on the same files. Process 0 prints, and saves the model.
+"""
 
 import logging
+import os
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
 
 from smoothgrad_jax.app import runs, saved_models, signals
 from smoothgrad_jax.app.cli import given_settings
@@ -20,9 +30,11 @@ from smoothgrad_jax.app.commands.output import (
 from smoothgrad_jax.app.commands.training import check_space, new_run, saved_model, train
 from smoothgrad_jax.app.event_log import event
 from smoothgrad_jax.app.program_cache import stored_programs
+from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.data import folder_lock
 from smoothgrad_jax.data.durable_files import LoadError, SumCheck
 from smoothgrad_jax.data.errors import plural
+from smoothgrad_jax.training import distributed
 from smoothgrad_jax.training.checkpoints import Checkpoint, Checkpoints
 from smoothgrad_jax.training.settings import Settings
 
@@ -33,11 +45,36 @@ _TOPICS_SHOWN, _WORDS_SHOWN = 20, 10
 def run(args: Namespace) -> int:
     """Train, save the model, and print its topics."""
     check_folder(Path(args.out))
+    if args.distributed:
+        return _run_in_several_processes(args)
     with folder_lock.locked(args.out):
         return _run(args)
 
 
-def _run(args: Namespace) -> int:
+def _run_in_several_processes(args: Namespace) -> int:
+    if args.log_json:
+        raise OptionError("log_json", "cannot be used with --distributed: every process would write it")
+    distributed.start(devices=args.threads or 1)
+    is_first = jax.process_index() == 0
+    try:
+        with nullcontext() if is_first else _quiet(), folder_lock.locked(args.out) if is_first else nullcontext():
+            distributed.wait_for_all()  # the folder exists
+            code = _run(args, distributed.mesh())
+            distributed.wait_for_all()  # the model is saved
+            return code
+    except jax.errors.JaxRuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise CommandError(f"process {jax.process_index()}: the exchange with the others failed: {reason}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Print nothing; an error that leaves the block is printed."""
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield
+
+
+def _run(args: Namespace, mesh: Mesh | None = None) -> int:
     out, given = Path(args.out), given_settings(args)
     checkpoints = Checkpoints(out / "checkpoints")
     last = _last_checkpoint(out, checkpoints, args)
@@ -55,10 +92,13 @@ def _run(args: Namespace) -> int:
     metadata = provenance(stored) | ({"word_options": chosen} if chosen else {})
     if last:
         runs.check_resumable(last, settings, metadata)
-    training = new_run(stored, settings, metadata, last)
+    is_first = mesh is None or jax.process_index() == 0
+    if mesh is not None:
+        distributed.check_same(settings.as_json() | metadata | {"checkpoint": last.step if last else None})
+    training = new_run(stored, settings, metadata, last, mesh)
     labels = _earlier_labels(out) if last else None
     log(f"{size_of(stored)}; {settings.topics} topics, window {settings.window}")
-    if args.overwrite:
+    if args.overwrite and is_first:
         checkpoints.clear()
         (out / "report.html").unlink(missing_ok=True)  # it describes the model that is replaced
     if last and training.step >= training.steps:
@@ -66,8 +106,11 @@ def _run(args: Namespace) -> int:
     event("start", step=training.step, steps=training.steps, model=str(out), settings=training.settings_json())
     check_space(training, stored.corpus, checkpoints)
     with signals.deferred():
-        code = train(training, args.json, checkpoints, out / metrics.FILE_NAME, sums)
-        model = saved_model(training, stored)._replace(labels=labels)
+        code = train(training, args.json, checkpoints, out / metrics.FILE_NAME if is_first else None, sums)
+        lam = np.asarray(training.params)  # of all processes
+        if not is_first:
+            return code
+        model = saved_model(training, stored, lam)._replace(labels=labels)
         saved_models.save_model(out, model)
     latest = training.history[-1] if training.history else {}
     quality = model.quality.summary() if model.quality else {}

@@ -164,7 +164,7 @@ def completion(model: LDA, lam: ArrayLike, X: Documents, key: PRNGKey | None = N
 
 @partial(jax.jit, compiler_options=SINGLE_THREAD_OPTIONS)
 def _fit(model, lam, batch):
-    return fit_local(model, lam, batch)[1].gamma
+    return fit_local(model, lam, batch, None)[1].gamma
 
 
 def _layout(corpus, lengths, starts, size):

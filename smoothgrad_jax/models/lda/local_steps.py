@@ -86,33 +86,22 @@ def fit_batch(
 def fit_batched(
     method: Method,
     alpha: Array,
-    lam: Array,
-    totals: Array,
+    beta: Array,
     batch: Batch,
     tol: Numeric,
     max_iter: Numeric,
     seed: Array | None,
-) -> tuple[Array, LocalInfo | SampledInfo]:
+) -> tuple[Array, Array, LocalInfo | SampledInfo]:
     """Infer the topics of the words of all documents at once; see :mod:`smoothgrad_jax.models.lda.execution`.
 
-    Args:
-      method, alpha, batch, tol, max_iter, seed: As in :func:`fit_batch`.
-      lam: λ [V, K].
-      totals: Column sums of λ [1, K].
-
-    Returns:
-      Σ_d n_dw φ_dwk of the words of the batch [U, W], and the info of the method.
+    The arguments and the result are those of :func:`fit_batch`, with β as one array.
     """
-    beta = features(method, lam[batch.vocabulary], normalisers(method, totals))
-    info: LocalInfo | SampledInfo
     if isinstance(method, Sampled):
         assert seed is not None, "the sampled method needs a seed"
-        stats, _, info = sample_together(alpha, beta, batch, seed, *method)
-    elif isinstance(method, Collapsed):
-        stats, _, info = collapse_together(alpha, beta, batch, tol, max_iter)
-    else:
-        stats, _, info = fit_together(alpha, beta, batch, tol, max_iter, _proportions(method))
-    return stats, info
+        return sample_together(alpha, beta, batch, seed, *method)
+    if isinstance(method, Collapsed):
+        return collapse_together(alpha, beta, batch, tol, max_iter)
+    return fit_together(alpha, beta, batch, tol, max_iter, _proportions(method))
 
 
 def empty_info(method: Method, num_docs: int, num_topics: int, dtype: jnp.dtype) -> LocalInfo | SampledInfo:

@@ -1,0 +1,14 @@
+"""The engine for a mesh. Virtual devices must exist before jax starts: the tests run in a process of their own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_on_four_devices():
+    tests = Path(__file__).with_name("on_four_devices.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(tests)]
+    env = os.environ | {"JAX_NUM_CPU_DEVICES": "4"}
+    found = subprocess.run(command, env=env, cwd=tests.parents[2], capture_output=True, text=True, timeout=300)
+    assert found.returncode == 0, found.stdout
