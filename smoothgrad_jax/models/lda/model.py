@@ -363,12 +363,8 @@ def _sum_log(beta, theta, batch, d, extra):
     return lax.fori_loop(batch.offsets[d], batch.offsets[d + 1], add, jnp.zeros((), theta.dtype))
 
 
-@jax.custom_batching.sequential_vmap
 def fit_local(model: LDA, lam: Array, batch: Batch, seed: Array | None) -> tuple[Array, LocalInfo | SampledInfo]:
     """Infer the topics of the words of each document; called inside ``jax.jit``.
-
-    Runs under ``vmap`` execute one after the other: together each document would take as long as in the slowest run,
-    and a row written for several runs at once would not be written in place.
 
     Args:
       model: The model, from :func:`check`.
@@ -379,9 +375,20 @@ def fit_local(model: LDA, lam: Array, batch: Batch, seed: Array | None) -> tuple
     Returns:
       Σ_d n_dw φ_dwk of the words of the batch [U, W], and the info of the method.
     """
-    alpha = jnp.broadcast_to(model.alpha, lam.shape[1])
-    operands = model.method, alpha, lam, lam.sum(0, keepdims=True), batch, model.tol, model.max_iter, seed
-    return choose(model.execution, _fit_sequential, _fit_batched, *operands)
+    # Without η, so that the bound can be differentiated by it: a function with a rule for vmap has no gradient.
+    return _fit(model.alpha, lam, batch, model.tol, model.max_iter, model.method, model.execution, seed)
+
+
+@jax.custom_batching.sequential_vmap
+def _fit(alpha, lam, batch, tol, max_iter, method, execution, seed):
+    """Compute the result of :func:`fit_local`.
+
+    Runs under ``vmap`` execute one after the other: together each document would take as long as in the slowest run,
+    and a row written for several runs at once would not be written in place.
+    """
+    alpha = jnp.broadcast_to(alpha, lam.shape[1])
+    operands = method, alpha, lam, lam.sum(0, keepdims=True), batch, tol, max_iter, seed
+    return choose(execution, _fit_sequential, _fit_batched, *operands)
 
 
 def _fit_batched(method, alpha, lam, total, batch, *options):
