@@ -311,7 +311,8 @@ def _column_sums(matrix, is_word, is_batched):
         first = jnp.minimum(i * size, len(matrix) - size)  # the last block repeats rows of the one before it
         is_new = first + jnp.arange(size) >= i * size
         chosen = (lax.dynamic_slice_in_dim(is_word, first, size) & is_new).astype(matrix.dtype)
-        return compensated.add(*sums, chosen @ lax.dynamic_slice_in_dim(matrix, first, size))
+        total, residue = sums
+        return compensated.add(total, residue, chosen @ lax.dynamic_slice_in_dim(matrix, first, size))
 
     zeros = jnp.zeros(matrix.shape[1], matrix.dtype)
     return lax.fori_loop(0, -(-len(matrix) // size), add_block, (zeros, zeros))[0]
