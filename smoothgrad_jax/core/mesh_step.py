@@ -32,7 +32,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from smoothgrad_jax.core import adaptive, svi
+from smoothgrad_jax.core import adaptive, compensated, svi
 from smoothgrad_jax.core.fused_loops import fused, row, set_row
 from smoothgrad_jax.core.row_sparse.kernel import RowKernel
 from smoothgrad_jax.core.svi import SVIState
@@ -40,6 +40,7 @@ from smoothgrad_jax.core.types import Array, Numeric, PyTree, Warmup
 from smoothgrad_jax.core.window import Window
 
 REPLICATED = -1  # the axis of an array that every device has completely
+_BLOCK = 256  # rows that are added before their sum is added to the others
 NOT_FINITE, NEGATIVE = 1, 2  # what is wrong with the statistics of a step; 0 for nothing
 
 
@@ -272,7 +273,8 @@ def _fit_rows(program, params, batch, kernel: RowKernel, numbers, key):
     wanted, notices = received[:, :capacity], received[:, capacity:].max(0)  # rows of this device, per device
     is_word = jnp.arange(len(matrix)) * num_devices + lax.axis_index(name) < program.num_words
     # END is beyond the last row. Padding needs finite features.
-    rows = matrix.at[wanted].get(mode="fill", fill_value=1).at[:, -1].set(is_word.astype(matrix.dtype) @ matrix)
+    sums = _column_sums(matrix, is_word, program.is_batched)
+    rows = matrix.at[wanted].get(mode="fill", fill_value=1).at[:, -1].set(sums)
     rows = exchange(rows)
     total, rows = rows[:, -1].sum(0, keepdims=True), rows.reshape(-1, columns)
     scratch = jnp.zeros((len(rows), kernel.width()), matrix.dtype)
@@ -293,6 +295,27 @@ def _fit_rows(program, params, batch, kernel: RowKernel, numbers, key):
     if program.is_adaptive:
         sketch = lax.psum(_sketch(stats, program, lax.axis_index(name)), name)
     return (stats, rest_stats), StepOutput(failure, notices, sketch)
+
+
+def _column_sums(matrix, is_word, is_batched):
+    """Return the sum over the rows that are words.
+
+    On a CPU a product of a vector and a matrix adds the rows one after the other, so that in float32 a large sum hardly
+    grows by a small row: the result can be wrong by percents. So blocks of rows are added, with compensation.
+    """
+    if is_batched:  # an accelerator adds by halves
+        return jnp.where(is_word[:, None], matrix, 0).sum(0)
+    size = min(_BLOCK, len(matrix))
+
+    def add_block(i, sums):
+        first = jnp.minimum(i * size, len(matrix) - size)  # the last block repeats rows of the one before it
+        is_new = first + jnp.arange(size) >= i * size
+        chosen = (lax.dynamic_slice_in_dim(is_word, first, size) & is_new).astype(matrix.dtype)
+        total, residue = sums
+        return compensated.add(total, residue, chosen @ lax.dynamic_slice_in_dim(matrix, first, size))
+
+    zeros = jnp.zeros(matrix.shape[1], matrix.dtype)
+    return lax.fori_loop(0, -(-len(matrix) // size), add_block, (zeros, zeros))[0]
 
 
 @fused

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+import scipy.sparse
 from skeleton_model import PoissonMixture, init_params
 from unigram_mixture import UnigramMixture, fit_rows
 
@@ -87,6 +88,17 @@ class DenseLDA(LDA):
 def test_devices_compute_what_one_process_computes(x64, X, lam, size):
     expected = train(X, lda(), lam).params
     np.testing.assert_allclose(train(X, lda(), lam, size).params, expected, rtol=1e-10)
+
+
+def test_small_rows_count_beside_a_large_one():
+    """In float32, 50,000 hardly grows by 0.05: the sum of a column must not add its rows one after the other."""
+    num_words = 400_000
+    X = scipy.sparse.csr_array((np.ones(3, np.float32), ([0, 0, 1], [1, 2, 3])), (2, num_words))
+    lam = np.full((num_words, 2), 0.05, np.float32)
+    lam[0, 0] = 50_000
+    options = {"window": 1, "steps": 1, "batch_size": 2, "rho": lambda t: 0.5}
+    expected = train(X, lda(Mean()), lam, **options).params
+    np.testing.assert_allclose(train(X, lda(Mean()), lam, 1, **options).params, expected, rtol=1e-5)
 
 
 def test_devices_compute_what_the_dense_functions_compute(x64, X, lam):

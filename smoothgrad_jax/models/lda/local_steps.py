@@ -80,8 +80,7 @@ def fit_batch(
         return sample_documents(alpha, beta, batch, seed, *method, first, last)
     if isinstance(method, Collapsed):
         return collapse_documents(alpha, beta, batch, tol, max_iter, first, last)
-    proportions = (lambda gamma: gamma) if isinstance(method, Maximum) else None
-    return fit_documents(alpha, beta, batch, tol, max_iter, first, last, proportions=proportions)
+    return fit_documents(alpha, beta, batch, tol, max_iter, first, last, proportions=_proportions(method))
 
 
 def fit_batched(
@@ -102,8 +101,7 @@ def fit_batched(
         return sample_together(alpha, beta, batch, seed, *method)
     if isinstance(method, Collapsed):
         return collapse_together(alpha, beta, batch, tol, max_iter)
-    proportions = (lambda gamma: gamma) if isinstance(method, Maximum) else None
-    return fit_together(alpha, beta, batch, tol, max_iter, proportions)
+    return fit_together(alpha, beta, batch, tol, max_iter, _proportions(method))
 
 
 def empty_info(method: Method, num_docs: int, num_topics: int, dtype: jnp.dtype) -> LocalInfo | SampledInfo:
@@ -112,6 +110,11 @@ def empty_info(method: Method, num_docs: int, num_topics: int, dtype: jnp.dtype)
     if isinstance(method, Sampled):
         return SampledInfo(gamma, iterations, gamma)
     return LocalInfo(gamma, iterations, jnp.zeros((), dtype))
+
+
+def _proportions(method):
+    """Return θ̃ as a function of γ, where it is not exp ψ(γ)."""
+    return (lambda gamma: gamma) if isinstance(method, Maximum) else None
 
 
 def _pad_to(x, size):

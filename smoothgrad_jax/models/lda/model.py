@@ -270,7 +270,7 @@ def split_held_out(data: Documents, key: PRNGKey | None, num_words: int) -> Held
 
 @jax.jit
 def _local_step(model, lam, batch, seed):
-    stats, info = _fit(model.alpha, lam, batch, *_local_options(model), seed)
+    stats, info = fit_local(model, lam, batch, seed)
     return _scatter(model, lam, batch, stats), info
 
 
@@ -282,7 +282,7 @@ def _scatter(model, lam, batch, stats):
 
 @jax.jit
 def _elbo(model, lam, batch):
-    _, info = _fit(model.alpha, lam, batch, *_local_options(model), None)
+    _, info = fit_local(model, lam, batch, None)
     operands = lam, lam.sum(0, keepdims=True), batch, info.gamma
     likelihood = choose(model.execution, _log_likelihoods, _log_likelihoods_batched, *operands).sum()
     local = dirichlet.kl_divergence(info.gamma, model.alpha).sum()
@@ -317,7 +317,7 @@ def _log_likelihoods_fused(_, lam, total, batch, gammas):
 
 @jax.jit
 def _log_predictive(model, lam, observed, held_out):
-    _, info = _fit(model.alpha, lam, observed, *_local_options(model), None)
+    _, info = fit_local(model, lam, observed, None)
     theta = info.gamma / info.gamma.sum(1, keepdims=True)
     beta = lam[held_out.vocabulary] / lam.sum(0, keepdims=True)
     log_p = choose(model.execution, _log_probabilities, _sum_log_batched, beta, theta, held_out)
@@ -363,13 +363,25 @@ def _sum_log(beta, theta, batch, d, extra):
     return lax.fori_loop(batch.offsets[d], batch.offsets[d + 1], add, jnp.zeros((), theta.dtype))
 
 
-def _local_options(model):
-    return model.tol, model.max_iter, model.method, model.execution
+def fit_local(model: LDA, lam: Array, batch: Batch, seed: Array | None) -> tuple[Array, LocalInfo | SampledInfo]:
+    """Infer the topics of the words of each document; called inside ``jax.jit``.
+
+    Args:
+      model: The model, from :func:`check`.
+      lam: λ [V, K].
+      batch: The documents.
+      seed: [2] uint32, for the sampled method; else None.
+
+    Returns:
+      Σ_d n_dw φ_dwk of the words of the batch [U, W], and the info of the method.
+    """
+    # Without η, so that the bound can be differentiated by it: a function with a rule for vmap has no gradient.
+    return _fit(model.alpha, lam, batch, model.tol, model.max_iter, model.method, model.execution, seed)
 
 
 @jax.custom_batching.sequential_vmap
 def _fit(alpha, lam, batch, tol, max_iter, method, execution, seed):
-    """Return Σ_d n_dw φ_dwk [U, W], and the info of the method.
+    """Compute the result of :func:`fit_local`.
 
     Runs under ``vmap`` execute one after the other: together each document would take as long as in the slowest run,
     and a row written for several runs at once would not be written in place.
