@@ -225,5 +225,5 @@ def test_an_ended_conversion_leaves_no_process_and_no_partial_output(long_text, 
         time.sleep(0.05)
     assert not any(map(is_alive, workers))
     if number == signal.SIGTERM:
-        assert (child.returncode, error) == (143, "smoothgrad: interrupted\n")
+        assert (child.returncode, error) == (143, "smoothgrad convert: interrupted\n")
         assert list(tmp_path.iterdir()) == []

@@ -27,6 +27,7 @@ import numpy as np
 from smoothgrad_jax.app import runs, saved_models
 from smoothgrad_jax.app.commands import metrics
 from smoothgrad_jax.app.commands.training import new_run, saved_model
+from smoothgrad_jax.app.program_cache import stored_programs
 from smoothgrad_jax.data import corpus_folder
 from smoothgrad_jax.data.corpus_folder import CountedCorpus
 from smoothgrad_jax.training.checkpoints import Checkpoints
@@ -212,7 +213,7 @@ def _serve(caller: Connection, data: CountedCorpus | Path, metadata: Mapping[str
             raise KeyboardInterrupt
 
     stored = corpus_folder.open_folder(data) if isinstance(data, Path) else data
-    with contextlib.suppress(EOFError, OSError):
+    with stored_programs(), contextlib.suppress(EOFError, OSError):
         while (task := caller.recv()) is not None:
             try:
                 ended = _train(stored, metadata, task, send)
