@@ -181,13 +181,20 @@ def _deactivate() -> None:
 
 @contextlib.contextmanager
 def _giving_up(signals: Signals, numbers: list[int]) -> Iterator[None]:
-    """End the process at the third signal within a second; a thread reads the numbers that Python's handler writes."""
+    """End the process at the third signal within a second; a thread reads the numbers that Python's handler writes.
+
+    It passes them on to the previous reader, such as the event loop of asyncio.
+    """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
 
     def count() -> None:
         times: list[float] = []
         while number := int.from_bytes(os.read(reader, 1)):
+            if before >= 0:
+                with contextlib.suppress(OSError):
+                    os.write(before, bytes([number]))
             if signals.num_repeated:
                 signals.num_repeated -= 1
                 continue
@@ -200,7 +207,6 @@ def _giving_up(signals: Signals, numbers: list[int]) -> Iterator[None]:
 
     thread = threading.Thread(target=count, name="signals", daemon=True)
     thread.start()
-    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     try:
         yield
     finally:

@@ -104,6 +104,24 @@ def test_without_a_command_a_deferred_part_is_completed_too():
     assert done == ["saved"]
 
 
+def test_an_event_loop_learns_of_signals_that_arrive_meanwhile():
+    """asyncio calls its handlers when the number of the signal arrives at the file descriptor that it has set."""
+    ours, theirs = os.pipe()
+    os.set_blocking(theirs, False)
+    before, handler = signal.set_wakeup_fd(theirs), signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        with signals.deferred():
+            send(signal.SIGUSR1)
+        os.write(theirs, b"\0")
+        assert os.read(ours, 2)[0] == signal.SIGUSR1
+        assert signal.set_wakeup_fd(theirs) == theirs
+    finally:
+        signal.set_wakeup_fd(before)
+        signal.signal(signal.SIGUSR1, handler)
+        os.close(ours)
+        os.close(theirs)
+
+
 def test_an_ignored_signal_stays_ignored():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with signals.handled() as received:
