@@ -54,7 +54,7 @@ def _run(args: Namespace, names: Collection[str]) -> int:
         chosen = {**earlier.get("word_options", {}), **chosen}
     metadata = provenance(stored) | ({"word_options": chosen} if chosen else {})
     if last:
-        runs.check_resumable(last, settings, metadata)
+        runs.check_same_run(last.settings, settings, metadata)
     training = new_run(stored, settings, metadata, last)
     labels = _earlier_labels(out, settings, metadata) if last else None
     log(f"{size_of(stored)}; {settings.topics} topics, window {settings.window}")

@@ -110,7 +110,7 @@ def _train(stored: CountedCorpus, metadata: Mapping[str, Any], task: RunTask, se
     try:
         last = checkpoints.latest()
         if last:
-            runs.check_resumable(last, settings, metadata)
+            runs.check_same_run(last.settings, settings, metadata)
             # The number of threads is that of the checkpoint's state.
             settings = Settings.from_json({**settings.as_json(), "threads": None})
         run = new_run(stored, settings, dict(metadata), last)
