@@ -245,3 +245,26 @@ def test_an_ended_conversion_leaves_no_process_and_no_partial_output(long_text, 
     if number == signal.SIGTERM:
         assert (child.returncode, error) == (143, "smoothgrad convert: interrupted\n")
         assert list(tmp_path.iterdir()) == []
+
+
+COLLECT = """
+from smoothgrad_jax.app import demo_corpus
+if __name__ == "__main__":
+    for _ in demo_corpus.collect(()):
+        print("collecting", flush=True)
+        time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs the children of a process")
+def test_a_killed_demo_leaves_no_process():
+    with started(COLLECT) as child:
+        assert child.stdout.readline() == "collecting\n"
+        workers = children_of(child.pid)
+        assert len(workers) >= 2
+        child.kill()
+        child.wait()
+    deadline = time.monotonic() + 20
+    while any(map(is_alive, workers)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(is_alive, workers))
