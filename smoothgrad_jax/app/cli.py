@@ -23,7 +23,6 @@ import contextlib
 import importlib
 import io
 import logging
-import os
 import shlex
 import sys
 import warnings
@@ -52,23 +51,38 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # some terminals cannot encode every character
     args = _parse(sys.argv[1:] if argv is None else argv)
-    with signals.handled() as received:
+    with signals.handled() as received, _warnings_in_one_line(args), contextlib.ExitStack() as stack:
         try:
-            with _warnings_in_one_line(args):
-                return _run(args)
-        except ImportError as error:
-            print(f"smoothgrad: {error}", file=sys.stderr)
-            return 1
+            stack.callback(_drop_unwritten_output)
+            stack.enter_context(event_log.writing(getattr(args, "log_json", None)))
+            return _run(args)
+        except BrokenPipeError:  # the reader of the output has ended, for example `head`
+            return 0
         except KeyboardInterrupt:
-            print("smoothgrad: interrupted", file=sys.stderr)
-            _leave(args, received.exit_code)
-            return received.exit_code
+            code, message = received.exit_code, "interrupted"
+        except OptionError as error:
+            code, name = 2, _SETTING_OF.get(error.option, error.option)
+            message = f"{_flag(name) if hasattr(args, name) else error.option} {error.problem}"
+        except CorpusError as error:
+            code = 2 if isinstance(error.args[0], OptionName) else 1
+            message = error.message(lambda option: _spell(option, args))
+        except MemoryError as error:
+            code, message = 1, f"out of memory: {error}"
+        except (ImportError, ValueError, OSError) as error:  # includes CommandError, LoadError and SaveError
+            code, message = 1, str(error)
+        from smoothgrad_jax.app.commands.output import printable
+
+        with contextlib.suppress(OSError):  # nobody reads the error either
+            print(f"smoothgrad {args.command}: {printable(message)}", file=sys.stderr)
+        event_log.event("error", level=logging.ERROR, message=message, code=code)
+        _leave(args, code)
+        return code
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the command line. Files and options of a command may be mixed: ``convert a.jsonl --field x OUT``."""
     if not argv or argv[0] not in COMMANDS:
-        return build_parser(()).parse_args(argv)
+        return build_parser().parse_args(argv)
     command = COMMANDS[argv[0]]
     parser = _Parser(prog=f"smoothgrad {argv[0]}", description=command.description)
     command.add_options(parser)
@@ -103,40 +117,16 @@ def _warnings_in_one_line(args: argparse.Namespace) -> Iterator[None]:
 
 
 def _run(args: argparse.Namespace) -> int:
-    """Run a command with its log of events."""
-    try:
-        with event_log.writing(getattr(args, "log_json", None)):
-            return _exit_code(args)
-    except event_log.LogError as error:
-        print(f"smoothgrad {args.command}: {error}", file=sys.stderr)
-        return 1
-
-
-def _exit_code(args: argparse.Namespace) -> int:
-    """Run a command; print an expected error to standard error as one line."""
+    """Run a command."""
     command = importlib.import_module(f"smoothgrad_jax.app.commands.{args.command}")
-    from smoothgrad_jax.app.commands.output import CommandError, printable
+    if COMMANDS[args.command].compiles:
+        from smoothgrad_jax.app.program_cache import stored_programs
 
-    code = 1
-    try:
-        return command.run(args)
-    except BrokenPipeError:
-        # The output pipe is closed, for example by `head`. Python must not flush to it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except OptionError as error:
-        code, name = 2, _SETTING_OF.get(error.option, error.option)
-        message = f"{_flag(name) if hasattr(args, name) else error.option} {error.problem}"
-    except CorpusError as error:
-        message = error.message(lambda option: _spell(option, args))
-        code = 2 if isinstance(error.args[0], OptionName) else 1
-    except MemoryError as error:
-        message = f"out of memory: {error}"
-    except (CommandError, ValueError, OSError) as error:  # includes LoadError and SaveError
-        message = str(error)
-    print(f"smoothgrad {args.command}: {printable(message)}", file=sys.stderr)
-    event_log.event("error", level=logging.ERROR, message=message, code=code)
-    _leave(args, code)
+        with stored_programs():
+            code = command.run(args)
+    else:
+        code = command.run(args)
+    sys.stdout.flush()
     return code
 
 
@@ -148,6 +138,14 @@ def _leave(args: argparse.Namespace, code: int) -> None:
         distributed.leave(code)
 
 
+def _drop_unwritten_output() -> None:
+    """Drop output that cannot be written: Python would try again at exit, and replace the exit code by 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        signals.drop_output(1)
+
+
 def given_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Return the settings that were given on the command line."""
     from smoothgrad_jax.training.settings import OPTIONS
@@ -155,19 +153,13 @@ def given_settings(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in OPTIONS if getattr(args, name, None) is not None}
 
 
-def build_parser(with_options: Collection[str] | None = None) -> argparse.ArgumentParser:
-    """Return the parser with all commands.
-
-    Args:
-      with_options: The commands whose options are declared; by default all.
-    """
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser with all commands, without the options of the commands."""
     parser = _Parser(prog="smoothgrad", description="Topics from text by smoothed stochastic variational inference.")
     parser.add_argument("--version", action="version", version=f"smoothgrad_jax {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
-        subparser = commands.add_parser(name, help=command.help, description=command.description)
-        if with_options is None or name in with_options:
-            command.add_options(subparser)
+        commands.add_parser(name, help=command.help, description=command.description)
     return parser
 
 
@@ -302,11 +294,19 @@ def _launch_options(parser: argparse.ArgumentParser) -> None:
 
 
 class Command(NamedTuple):
-    """A command: its help text, the function that adds its options to a parser, and how its output is read."""
+    """A command.
+
+    Attributes:
+      help: What it does.
+      add_options: Adds its options to a parser.
+      output: How its output is read, or nothing.
+      compiles: Whether it compiles programs, which :mod:`smoothgrad_jax.app.program_cache` stores.
+    """
 
     help: str
     add_options: Callable[[argparse.ArgumentParser], None]
     output: str = ""
+    compiles: bool = True
 
     @property
     def description(self) -> str:
@@ -326,7 +326,7 @@ COMMANDS = {
         f"{_ON_TOPICS} The held-out score is in nats per word; higher is better. Ctrl-C saves the model, and --resume "
         "continues.",
     ),
-    "topics": Command("print the topics of a model, and label them", _topics_options, _ON_TOPICS),
+    "topics": Command("print the topics of a model, and label them", _topics_options, _ON_TOPICS, compiles=False),
     "transform": Command(
         "infer topic proportions of documents",
         _transform_options,
@@ -358,9 +358,9 @@ COMMANDS = {
         _report_options,
         "With documents it also shows those that are typical of each topic.",
     ),
-    "convert": Command("convert a corpus to memory-mapped arrays", _convert_options),
-    "launch": Command("run fit in several processes on this machine, for tests", _launch_options),
-    "verify": Command("compare the files of a folder with their checksums", _verify_options),
+    "convert": Command("convert a corpus to memory-mapped arrays", _convert_options, compiles=False),
+    "launch": Command("run fit in several processes on this machine, for tests", _launch_options, compiles=False),
+    "verify": Command("compare the files of a folder with their checksums", _verify_options, compiles=False),
 }
 
 

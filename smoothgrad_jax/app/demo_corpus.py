@@ -14,7 +14,9 @@ import inspect
 import multiprocessing
 import os
 import platform
+import signal
 import sysconfig
+import threading
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -57,12 +59,26 @@ def collect(packages: Iterable[str] = PACKAGES) -> Iterator[tuple[str, str]]:
                 parts = [part for part in (prefix, *inside.with_suffix("").parts) if part not in ("", "__init__")]
                 files.append((path, ".".join(parts)))
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(min(8, os.cpu_count() or 1), context) as pool:
+    jobs = min(8, os.cpu_count() or 1)
+    with concurrent.futures.ProcessPoolExecutor(jobs, context, _initialize_worker) as pool:
         for documents in pool.map(docstrings, files, chunksize=50):
             for name, text in documents:
                 if text not in seen:
                     seen.add(text)
                     yield name, text
+
+
+def _initialize_worker() -> None:
+    """Ignore Ctrl-C, which the caller handles; end with the caller, which cannot end its workers if it is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    caller = multiprocessing.parent_process()
+    assert caller is not None, "a worker has a caller"
+
+    def end_with_caller() -> None:
+        caller.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_caller, daemon=True).start()
 
 
 def docstrings(file: tuple[Path, str]) -> list[tuple[str, str]]:

@@ -555,7 +555,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             if last and not self.resume:
                 raise OptionError("checkpoints", f"names a folder with a run; resume=True continues it: {last.path}")
         if last:
-            runs.check_resumable(last, settings, metadata)
+            runs.check_same_run(last.settings, settings, metadata)
         start = None if last else self._initial_topics(key, corpus)
         return Run(corpus, settings, start, key=key, rng=rng, held_out=held_out, checkpoint=last, metadata=metadata)
 

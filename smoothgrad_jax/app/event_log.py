@@ -30,10 +30,6 @@ _LOGGER = logging.getLogger("smoothgrad_jax")
 _LOGGER.addHandler(logging.NullHandler())  # without it Python would print warnings to standard error
 
 
-class LogError(Exception):
-    """Raised if the file of a log cannot be opened."""
-
-
 def event(name: str, /, level: int = logging.INFO, **fields: Field) -> None:
     """Log an event.
 
@@ -56,7 +52,7 @@ def writing(path: str | os.PathLike | None) -> Iterator[None]:
       path: The file; None for none.
 
     Raises:
-      LogError: The file cannot be opened.
+      OSError: The file cannot be opened.
     """
     if path is None:
         yield
@@ -65,7 +61,7 @@ def writing(path: str | os.PathLike | None) -> Iterator[None]:
         try:
             file = stack.enter_context(open(path, "a", encoding="utf-8", buffering=1))
         except OSError as error:
-            raise LogError(f"{path}: the log cannot be written: {error.strerror}; give another file") from error
+            raise OSError(f"{path}: the log cannot be written: {error.strerror}; give another file") from error
         handler = _JsonLines(file)
         stack.callback(_LOGGER.setLevel, _LOGGER.level)
         stack.callback(_LOGGER.removeHandler, handler)

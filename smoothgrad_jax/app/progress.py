@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TextIO, TypeAlias
 
+from smoothgrad_jax.app import signals
 from smoothgrad_jax.training.driver import Progress
 
 _LOG_EVERY = 5.0  # seconds between two lines of a log
@@ -65,7 +66,8 @@ def _log(steps: int, stream: TextIO) -> Display:
         now = time.monotonic()
         if report.score is not None or report.step >= steps or now - last >= _LOG_EVERY:
             last = now
-            print(f"fit step {report.step:,} of {steps:,}: {describe(report)}", file=stream, flush=True)
+            with signals.dropping_closed_output():
+                print(f"fit step {report.step:,} of {steps:,}: {describe(report)}", file=stream, flush=True)
 
     return show, lambda: None
 

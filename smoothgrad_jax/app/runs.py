@@ -134,11 +134,6 @@ def initial_model(settings: Settings, num_docs: float) -> LDA:
     return LDA(alpha, eta, num_docs, settings.local_tol, settings.local_max_iter, method, execution)
 
 
-def check_resumable(checkpoint: Checkpoint, settings: Settings, metadata: Mapping[str, Any]) -> None:
-    """Raise an error if a checkpoint has other settings or another corpus; see :func:`check_same_run`."""
-    check_same_run(checkpoint.settings, settings, metadata)
-
-
 def check_same_run(stored: Mapping[str, Any], settings: Settings, metadata: Mapping[str, Any]) -> None:
     """Raise an error if a checkpoint or a model was made with other settings or another corpus.
 

@@ -16,7 +16,8 @@
 - Python ignores an exception in a callback of the garbage collector, and jax runs such a callback. The signal is then
   sent again a moment later.
 - A signal that the process ignores from its start, as SIGHUP under ``nohup``, stays ignored.
-- A terminal that hangs up sends SIGHUP. Output to it would fail from then on, and is dropped.
+- A terminal that hangs up sends SIGHUP. Output to it would fail from then on, and is dropped, as is the output of a run
+  to a pipe whose reader has ended.
 
 The exit code is 128 plus the number of the first signal, as shells report it.
 """
@@ -24,8 +25,8 @@ The exit code is 128 plus the number of the first signal, as shells report it.
 import _thread
 import contextlib
 import os
+import select
 import signal
-import stat
 import sys
 import threading
 import time
@@ -62,7 +63,7 @@ class Signals:
     def receive(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal in the main thread."""
         if number == getattr(signal, "SIGHUP", None):
-            _drop_output_to_closed_terminals()
+            drop_closed_output()
         if self.first is None:
             self.first, self._is_pending = number, True
             self._raise_pending()
@@ -163,6 +164,33 @@ def exit_code() -> int:
     return (_active or Signals()).exit_code
 
 
+def drop_closed_output() -> None:
+    """Replace standard output and standard error by the null device where a reader has ended or a terminal hung up."""
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):
+            poll = select.poll()
+            poll.register(descriptor, 0)
+            if poll.poll(0):  # an error, or hung up
+                drop_output(descriptor)
+
+
+def drop_output(descriptor: int) -> None:
+    """Replace the file of a descriptor by the null device."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)
+
+
+@contextlib.contextmanager
+def dropping_closed_output() -> Iterator[None]:
+    """Let work go on whose output has lost its reader: the output of the block and all that follows is dropped."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        drop_closed_output()
+
+
 def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
@@ -174,13 +202,20 @@ def _deactivate() -> None:
 
 @contextlib.contextmanager
 def _giving_up(signals: Signals, numbers: list[int]) -> Iterator[None]:
-    """End the process at the third signal within a second; a thread reads the numbers that Python's handler writes."""
+    """End the process at the third signal within a second; a thread reads the numbers that Python's handler writes.
+
+    It passes them on to the previous reader, such as the event loop of asyncio.
+    """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
 
     def count() -> None:
         times: list[float] = []
         while number := int.from_bytes(os.read(reader, 1)):
+            if before >= 0:
+                with contextlib.suppress(OSError):
+                    os.write(before, bytes([number]))
             if signals.num_repeated:
                 signals.num_repeated -= 1
                 continue
@@ -189,11 +224,10 @@ def _giving_up(signals: Signals, numbers: list[int]) -> Iterator[None]:
                 message = f"smoothgrad: {_GIVE_UP} signals within a second: giving up without saving\n"
                 with contextlib.suppress(OSError):
                     os.write(2, message.encode())
-                os._exit(128 + number)
+                os._exit(128 + (signals.first or number))
 
     thread = threading.Thread(target=count, name="signals", daemon=True)
     thread.start()
-    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     try:
         yield
     finally:
@@ -220,13 +254,3 @@ def _repeating_ignored_interrupts(signals: Signals) -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = before
-
-
-def _drop_output_to_closed_terminals() -> None:
-    """Replace standard output and standard error by the null device where a terminal has hung up."""
-    for descriptor in (1, 2):
-        with contextlib.suppress(OSError):
-            if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
-                null = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(null, descriptor)
-                os.close(null)

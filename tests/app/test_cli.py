@@ -19,7 +19,7 @@ import pytest
 
 from smoothgrad_jax import SmoothedLDA, load_model, save_model
 from smoothgrad_jax.app import cli, demo_corpus, progress
-from smoothgrad_jax.app.cli import build_parser, main
+from smoothgrad_jax.app.cli import main
 from smoothgrad_jax.app.commands import metrics
 from smoothgrad_jax.data import corpus_folder
 from smoothgrad_jax.data.folder_lock import FolderInUseError
@@ -169,7 +169,7 @@ def test_labels_from_a_file_stay_in_the_model(model, texts, folder, capsys):
     description = (named / "model.json").read_bytes()
     (named / "model.json").write_bytes(description[:-9])
     assert main(["fit", str(texts), "--out", str(named), "--resume", "--passes", "7"]) == 0
-    assert "labels of its topics are lost" in capsys.readouterr().err
+    assert "labels of the earlier model are lost" in capsys.readouterr().err
     assert load_model(named).labels is None
     (named / "model.json").write_bytes(description)
     # A wrong file changes nothing, and a second file replaces the labels.
@@ -181,7 +181,14 @@ def test_labels_from_a_file_stay_in_the_model(model, texts, folder, capsys):
     path.write_text('{"0": "cooking"}')
     assert main(["topics", str(named), "--labels", str(path)]) == 0
     assert load_model(named).labels == {0: "cooking"}
-    assert main(["fit", str(texts), "--out", str(named), "--overwrite", *COMMON]) == 0
+    # `--overwrite` replaces the model at the end: a run that is killed before leaves checkpoints beside other topics.
+    earlier = {path: path.read_bytes() for path in named.iterdir() if path.is_file()}
+    assert main(["fit", str(texts), "--out", str(named), "--overwrite", *COMMON, "--seed", "1"]) == 0
+    assert load_model(named).labels is None
+    for path, content in earlier.items():
+        path.write_bytes(content)
+    assert main(["fit", str(texts), "--out", str(named), "--resume", "--passes", "7"]) == 0
+    assert "labels of the earlier model are lost: seed was 0" in capsys.readouterr().err
     assert load_model(named).labels is None
 
 
@@ -370,8 +377,8 @@ def test_a_folder_into_which_another_process_writes_is_refused(texts, tmp_path, 
     command = [sys.executable, "-c", LOCKS, str(checkpoints), str(out)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as child:
         assert child.stdout.readline() == "locked\n"
-        for arguments in (["fit", str(texts), "--overwrite"], ["sweep", str(texts)]):
-            assert main([*arguments, "--out", str(out), *COMMON]) == 1
+        for arguments in (["fit", str(texts), "--overwrite"], ["sweep", str(texts)], ["demo"]):
+            assert main([*arguments, "--out", str(out)]) == 1
             error = capsys.readouterr().err
             assert f"out: process {child.pid} on host {socket.gethostname()} has been writing here since" in error
         with pytest.raises(FolderInUseError, match=f"checkpoints: process {child.pid} on host"):
@@ -524,16 +531,27 @@ def test_an_interrupted_run_is_saved_and_can_be_resumed(texts, folder, numbers):
         assert load_model(out).history[-1]["step"] > last["step"]
 
 
-def test_help_imports_no_numpy_and_no_jax():
-    program = (
-        "import sys; from smoothgrad_jax.app.cli import build_parser; build_parser().format_help();"
-        "assert not {'jax', 'numpy', 'scipy', 'sklearn', 'tqdm'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, cwd=ROOT)
-    assert set(cli.COMMANDS) <= set(build_parser()._subparsers._group_actions[0].choices)
+HELP = """
+import contextlib, sys
+from smoothgrad_jax.app import cli
+for arguments in ["--help"], *([name, "--help"] for name in cli.COMMANDS):
+    with contextlib.suppress(SystemExit):
+        cli.main(arguments)
+assert not {"jax", "numpy", "scipy", "sklearn", "tqdm"} & set(sys.modules)
+"""
 
 
-def test_every_command_has_help(capsys):
+def test_every_command_has_help_that_imports_no_numpy_and_no_jax():
+    command = [sys.executable, "-W", "error", "-c", HELP]
+    printed = subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout
+    first, *others = printed.split("usage: smoothgrad ")[1:]
+    for (name, about), text in zip(cli.COMMANDS.items(), others, strict=True):
+        assert name in first.split()
+        assert text.startswith(f"{name} [-h]")
+        assert about.help[1:20] in text
+
+
+def test_every_command_says_what_it_prints(capsys):
     for command in cli.COMMANDS:
         with pytest.raises(SystemExit) as end:
             main([command, "--help"])
@@ -552,6 +570,28 @@ def test_the_help_of_the_topics_says_what_their_columns_mean(capsys):
         shown = capsys.readouterr().out
         assert "prevalence" in shown
         assert "NPMI" in shown
+
+
+def test_a_run_whose_output_has_no_reader_is_completed(texts, tmp_path):
+    """As before `| head -1`, or before a `tee` that Ctrl-C has ended."""
+    command = [sys.executable, "-c", _MAIN, "fit", str(texts), "--out", str(tmp_path / "m"), *COMMON]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": ROOT}
+    with subprocess.Popen(command, **both, env=environment) as child:
+        assert "300 documents" in child.stdout.readline()
+        child.stdout.close()
+        assert child.wait(timeout=60) == 0
+    assert load_model(tmp_path / "m").lam.shape == (30, 3)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
+def test_output_that_cannot_be_written_at_the_end_is_an_error(model):
+    """Output is buffered: Python would write it after the exit code is known, and end with code 120."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-c", _MAIN, "topics", str(model)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
+    assert (done.returncode, done.stderr) == (1, "smoothgrad topics: [Errno 28] No space left on device\n")
 
 
 @pytest.mark.parametrize(
@@ -747,12 +787,14 @@ def test_demo(folder, monkeypatch, capsys):
     assert len(found) > 100
     monkeypatch.setattr(demo_corpus, "collect", lambda: found)
     out = folder / "demo"
+    out.mkdir()
+    (out / ".lock").touch()  # of a demo that was killed
     for _ in range(2):  # the second run reads the cache and replaces the first
         assert main(["demo", "--out", str(out), "--topics", "3", "--passes", "2"]) == 0
         monkeypatch.setattr(demo_corpus, "collect", lambda: pytest.fail("the corpus was not cached"))
     printed = capsys.readouterr().out
     assert (out / "report.html").as_uri() in printed
-    (folder / "other").mkdir()
+    (folder / "other" / "something").mkdir(parents=True)
     assert main(["demo", "--out", str(folder / "other")]) == 1
 
 

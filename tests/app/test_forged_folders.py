@@ -35,7 +35,7 @@ def new_run(X, checkpoint=None):
     corpus, key = Corpus.of(X), jax.random.key(0)
     start = None if checkpoint else init_topics(key, V, K)
     if checkpoint:
-        runs.check_resumable(checkpoint, runs.stored_settings(checkpoint).resolve(D), {})
+        runs.check_same_run(checkpoint.settings, runs.stored_settings(checkpoint).resolve(D), {})
     return Run(corpus, settings, start, key=key, rng=np.random.default_rng(0), checkpoint=checkpoint)
 
 

@@ -9,9 +9,12 @@ import types
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
+from smoothgrad_jax import SmoothedLDA, save_model
 from smoothgrad_jax.app import program_cache
+from smoothgrad_jax.app.cli import main
 from smoothgrad_jax.core._xla import BEFORE_JAX_0_12
 
 ROOT = Path(__file__).parents[2]
@@ -112,6 +115,22 @@ def test_no_program_is_stored_where_that_is_unsafe_or_unwanted(cache, monkeypatc
             assert jax.config.jax_compilation_cache_dir == before
     finally:
         jax.config.update("jax_compilation_cache_dir", None)
+
+
+@pytest.mark.skipif(not STORES, reason="programs are not stored on this system")
+def test_every_command_that_infers_stores_its_programs_and_no_other_does(cache, tmp_path):
+    path, model = tmp_path / "dated.csv", tmp_path / "model"
+    path.write_text("text,year\n" + "anchor harbour,2001\n" * 3)
+    vocabulary = ["anchor", "harbour"]
+    save_model(model, SmoothedLDA(2, max_iter=1).fit(np.ones((3, 2))).to_model(vocabulary))
+    shutil.rmtree(cache)
+    for commands in (["topics"], ["verify"]):
+        assert main([*commands, str(model)]) == 0
+    assert not cache.exists()
+    program_cache._is_usable.cache_clear()
+    jax.clear_caches()
+    assert main(["groups", str(model), str(path), "--field", "text", "--by", "year"]) == 0
+    assert list((cache / "programs").glob("*-cache"))
 
 
 @pytest.mark.skipif(not STORES, reason="programs are not stored on this system")

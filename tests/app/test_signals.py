@@ -104,6 +104,24 @@ def test_without_a_command_a_deferred_part_is_completed_too():
     assert done == ["saved"]
 
 
+def test_an_event_loop_learns_of_signals_that_arrive_meanwhile():
+    """asyncio calls its handlers when the number of the signal arrives at the file descriptor that it has set."""
+    ours, theirs = os.pipe()
+    os.set_blocking(theirs, False)
+    before, handler = signal.set_wakeup_fd(theirs), signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        with signals.deferred():
+            send(signal.SIGUSR1)
+        os.write(theirs, b"\0")
+        assert os.read(ours, 2)[0] == signal.SIGUSR1
+        assert signal.set_wakeup_fd(theirs) == theirs
+    finally:
+        signal.set_wakeup_fd(before)
+        signal.signal(signal.SIGUSR1, handler)
+        os.close(ours)
+        os.close(theirs)
+
+
 def test_an_ignored_signal_stays_ignored():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with signals.handled() as received:
@@ -225,5 +243,28 @@ def test_an_ended_conversion_leaves_no_process_and_no_partial_output(long_text, 
         time.sleep(0.05)
     assert not any(map(is_alive, workers))
     if number == signal.SIGTERM:
-        assert (child.returncode, error) == (143, "smoothgrad: interrupted\n")
+        assert (child.returncode, error) == (143, "smoothgrad convert: interrupted\n")
         assert list(tmp_path.iterdir()) == []
+
+
+COLLECT = """
+from smoothgrad_jax.app import demo_corpus
+if __name__ == "__main__":
+    for _ in demo_corpus.collect(()):
+        print("collecting", flush=True)
+        time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs the children of a process")
+def test_a_killed_demo_leaves_no_process():
+    with started(COLLECT) as child:
+        assert child.stdout.readline() == "collecting\n"
+        workers = children_of(child.pid)
+        assert len(workers) >= 2
+        child.kill()
+        child.wait()
+    deadline = time.monotonic() + 20
+    while any(map(is_alive, workers)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(is_alive, workers))

@@ -17,6 +17,7 @@ from smoothgrad_jax.app import saved_models
 from smoothgrad_jax.app.cli import main
 from smoothgrad_jax.app.commands import sweep, sweep_estimate
 from smoothgrad_jax.app.configuration_choice import NPMI_FLOOR, SCORE_FLOOR, Configuration, choose, tolerance
+from smoothgrad_jax.core._xla import BEFORE_JAX_0_12
 
 ROOT = Path(__file__).parents[2]
 COMMON = ["--passes", "6", "--batch-size", "32", "--threads", "1"]
@@ -169,12 +170,16 @@ def test_a_run_that_fails_does_not_end_the_others_and_loses_nothing(texts, tmp_p
     assert [row["seed"] for row in rows_of(out)] == [0, 1]
 
 
-def test_two_processes_give_the_same_models(texts, finished, tmp_path, capfd):
+def test_two_processes_give_the_same_models_and_store_their_programs(texts, finished, tmp_path, capfd, monkeypatch):
     out = tmp_path / "parallel"
+    monkeypatch.setenv("JAX_ENABLE_COMPILATION_CACHE", "1")  # of the two processes; this one has read it
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert main(["sweep", str(texts), "--out", str(out), "--topics", "2", "--jobs", "2", *COMMON]) == 0
     assert "with 2 runs at a time" in capfd.readouterr().err
     for name in ("K2-L10-seed0", "K2-L10-seed1"):
         np.testing.assert_array_equal(lam(out, name), lam(finished, name))
+    stored = list(tmp_path.glob("smoothgrad_jax/programs/*-cache"))
+    assert (len(stored) > 10) == (sys.platform == "linux" and not BEFORE_JAX_0_12)
 
 
 def children(pid):

@@ -14,7 +14,7 @@ import pytest
 from smoothgrad_jax import Exponential, phase_out, robbins_monro
 from smoothgrad_jax.app import runs
 from smoothgrad_jax.app.estimator import SCIKIT_LEARN_NAMES, SmoothedLDA
-from smoothgrad_jax.app.runs import check_resumable, step_size
+from smoothgrad_jax.app.runs import check_same_run, step_size
 from smoothgrad_jax.core.adaptive import Adaptive
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.window import Moving
@@ -113,9 +113,9 @@ def test_schedules_are_equal_if_their_parameters_are():
 def test_a_checkpoint_of_another_schedule_is_refused(stored, given):
     then, now, same = (Settings(**each).resolve(1_000) for each in (stored, given, stored))
     checkpoint = SimpleNamespace(settings=then.as_json())
-    check_resumable(checkpoint, same, {})
+    check_same_run(checkpoint.settings, same, {})
     with pytest.raises(OptionError, match=r"in the checkpoint, and is .* now; a resumed run cannot change it"):
-        check_resumable(checkpoint, now, {})
+        check_same_run(checkpoint.settings, now, {})
 
 
 def test_objects_have_a_json_form():

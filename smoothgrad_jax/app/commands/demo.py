@@ -8,22 +8,20 @@ from pathlib import Path
 
 from smoothgrad_jax.app import demo_corpus, report, saved_models, signals
 from smoothgrad_jax.app.commands.inputs import provenance
-from smoothgrad_jax.app.commands.output import CommandError, check_folder, log, print_topics, size_of
+from smoothgrad_jax.app.commands.output import CommandError, log, output_folder, print_topics, size_of
 from smoothgrad_jax.app.commands.training import new_run, saved_model, train
-from smoothgrad_jax.app.program_cache import cache_folder, stored_programs
-from smoothgrad_jax.data import corpus_folder, folder_lock, sources
+from smoothgrad_jax.app.program_cache import cache_folder
+from smoothgrad_jax.data import corpus_folder, sources
 from smoothgrad_jax.data.durable_files import replacing
 from smoothgrad_jax.training.settings import Settings
 
 
-@stored_programs()
 def run(args: Namespace) -> int:
     """Train on the docstrings, save the model and write a report."""
     out = Path(args.out)
-    if out.exists() and not ((out / "model.json").exists() and saved_models.load_model(out).settings.get("demo")):
-        raise CommandError(f"{out}: exists and is not the folder of a demo; give another folder with --out")
-    check_folder(out)
-    with folder_lock.locked(out):
+    with output_folder(out) as names:
+        if names and not ("model.json" in names and saved_models.load_model(out).settings.get("demo")):
+            raise CommandError(f"{out}: is neither empty nor the folder of a demo; give another folder with --out")
         return _run(args, out)
 
 
@@ -42,9 +40,10 @@ def _run(args: Namespace, out: Path) -> int:
         model.transform(stored.corpus), source.texts(), (each.id for each in source.metadata())
     )
     path = report.write_report(out / "report.html", model, documents=typical, title="Topics in Python's documentation")
-    print_topics(model, 10)
-    print(f"report: {path.resolve().as_uri()}")
-    print(f"{time.perf_counter() - start:.0f} s in total; for your own text: smoothgrad fit FILE --out MODEL")
+    with signals.dropping_closed_output():
+        print_topics(model, 10)
+        print(f"report: {path.resolve().as_uri()}")
+        print(f"{time.perf_counter() - start:.0f} s in total; for your own text: smoothgrad fit FILE --out MODEL")
     return code
 
 

@@ -6,9 +6,10 @@ With ``--distributed`` every process runs this command on the same files. Proces
 import logging
 import os
 from argparse import Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,12 +25,12 @@ from smoothgrad_jax.app.commands.output import (
     emit,
     event_of,
     log,
+    output_folder,
     print_topics,
     size_of,
 )
 from smoothgrad_jax.app.commands.training import check_space, new_run, saved_model, train
 from smoothgrad_jax.app.event_log import event
-from smoothgrad_jax.app.program_cache import stored_programs
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.data import folder_lock
 from smoothgrad_jax.data.durable_files import LoadError, SumCheck
@@ -41,14 +42,12 @@ from smoothgrad_jax.training.settings import Settings
 _TOPICS_SHOWN, _WORDS_SHOWN = 20, 10
 
 
-@stored_programs()
 def run(args: Namespace) -> int:
     """Train, save the model, and print its topics."""
-    check_folder(Path(args.out))
     if args.distributed:
         return _run_in_several_processes(args)
-    with folder_lock.locked(args.out):
-        return _run(args)
+    with output_folder(Path(args.out)) as names:
+        return _run(args, names)
 
 
 def _run_in_several_processes(args: Namespace) -> int:
@@ -57,9 +56,10 @@ def _run_in_several_processes(args: Namespace) -> int:
     distributed.start(devices=args.threads or 1)
     is_first = jax.process_index() == 0
     try:
-        with nullcontext() if is_first else _quiet(), folder_lock.locked(args.out) if is_first else nullcontext():
+        with output_folder(Path(args.out)) if is_first else _quiet():
             distributed.wait_for_all()  # the folder exists
-            code = _run(args, distributed.mesh())
+            names = {each.name for each in Path(args.out).iterdir()} - {folder_lock.NAME}
+            code = _run(args, names, distributed.mesh())
             distributed.wait_for_all()  # the model is saved
             return code
     except jax.errors.JaxRuntimeError as error:
@@ -74,10 +74,10 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _run(args: Namespace, mesh: Mesh | None = None) -> int:
+def _run(args: Namespace, names: Collection[str], mesh: Mesh | None = None) -> int:
     out, given = Path(args.out), given_settings(args)
     checkpoints = Checkpoints(out / "checkpoints")
-    last = _last_checkpoint(out, checkpoints, args)
+    last = _last_checkpoint(out, names, checkpoints, args)
     earlier = last.settings if last else {}
     if last:
         runs.check_settings(earlier, given)
@@ -91,12 +91,12 @@ def _run(args: Namespace, mesh: Mesh | None = None) -> int:
         chosen = {**earlier.get("word_options", {}), **chosen}
     metadata = provenance(stored) | ({"word_options": chosen} if chosen else {})
     if last:
-        runs.check_resumable(last, settings, metadata)
+        runs.check_same_run(last.settings, settings, metadata)
     is_first = mesh is None or jax.process_index() == 0
     if mesh is not None:
         distributed.check_same(settings.as_json() | metadata | {"checkpoint": last.step if last else None})
     training = new_run(stored, settings, metadata, last, mesh)
-    labels = _earlier_labels(out) if last else None
+    labels = _earlier_labels(out, settings, metadata) if last else None
     log(f"{size_of(stored)}; {settings.topics} topics, window {settings.window}")
     if args.overwrite and is_first:
         checkpoints.clear()
@@ -119,10 +119,11 @@ def _run(args: Namespace, mesh: Mesh | None = None) -> int:
     if args.json:
         emit({"event": event_of(code)} | summary)
     else:
-        print_topics(model, _WORDS_SHOWN, _TOPICS_SHOWN)
-        print(f"model: {out}")
-        if code < 128:
-            print(f"next: smoothgrad report {out}")
+        with signals.dropping_closed_output():
+            print_topics(model, _WORDS_SHOWN, _TOPICS_SHOWN)
+            print(f"model: {out}")
+            if code < 128:
+                print(f"next: smoothgrad report {out}")
     if code > 128:
         log(
             f"interrupted at step {training.step:,} of {training.steps:,}; repeat the command with --resume to continue"
@@ -130,30 +131,32 @@ def _run(args: Namespace, mesh: Mesh | None = None) -> int:
     return code
 
 
-def _earlier_labels(out: Path) -> dict[int, str] | None:
-    """Return the labels of the model that a resumed run replaces; None without a model, or if it is damaged."""
+def _earlier_labels(out: Path, settings: Settings, metadata: Mapping[str, Any]) -> dict[int, str] | None:
+    """Return the labels of the model that a resumed run replaces; None if it is damaged, or not of the same run."""
     if not (out / "model.json").exists():
         return None
     try:
-        return saved_models.load_model(out).labels
-    except LoadError as error:
-        log(f"{error}; labels of its topics are lost")
+        model = saved_models.load_model(out)
+        if model.labels:  # `--overwrite` leaves another model in place until it has one to replace it
+            runs.check_same_run(model.settings, settings, metadata)
+        return model.labels
+    except (LoadError, OptionError) as error:
+        log(f"{out}: labels of the earlier model are lost: {error}")
         return None
 
 
-def _last_checkpoint(out: Path, checkpoints: Checkpoints, args: Namespace) -> Checkpoint | None:
+def _last_checkpoint(out: Path, names: Collection[str], checkpoints: Checkpoints, args: Namespace) -> Checkpoint | None:
     """Return the checkpoint to resume, or None for a new run; raise an error if that would overwrite files."""
     check_folder(checkpoints.folder)
-    others = {path.name for path in out.iterdir()} - {folder_lock.NAME}
     if args.overwrite:
-        if others and not ((out / "model.json").exists() or checkpoints.folder.is_dir()):
+        if names and not ((out / "model.json").exists() or checkpoints.folder.is_dir()):
             raise CommandError(f"{out}: is neither a model nor the folder of a run; --overwrite replaces only these")
         return None
     last = checkpoints.latest()
     if last and not args.resume:
         raise CommandError(f"{out}: contains a run; --resume continues it, --overwrite replaces it")
     # A run that was killed before its first checkpoint leaves only the folder of checkpoints and the metrics.
-    if not last and others - {"checkpoints", metrics.FILE_NAME}:
+    if not last and set(names) - {"checkpoints", metrics.FILE_NAME}:
         what = "contains no checkpoint to resume from" if args.resume else "is not empty"
         raise CommandError(f"{out}: {what}; give another folder, or --overwrite to replace a model")
     for problem in last.damaged if last else ():

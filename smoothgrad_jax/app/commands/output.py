@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from smoothgrad_jax.app import signals
 from smoothgrad_jax.app.event_log import event
 from smoothgrad_jax.app.saved_models import SavedModel
+from smoothgrad_jax.data import folder_lock
 from smoothgrad_jax.data.corpus_folder import CountedCorpus
 from smoothgrad_jax.data.counting import OnProgress
 from smoothgrad_jax.data.errors import plural
@@ -27,7 +29,7 @@ FEW_USED = 0.5  # of all topics: with fewer effective topics the user is told
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # also reverses the direction
 
 
-class CommandError(Exception):
+class CommandError(ValueError):
     """An error that the user sees as one line."""
 
 
@@ -38,13 +40,15 @@ def printable(text: str) -> str:
 
 def log(line: str) -> None:
     """Print a message to standard error, and log it as an event."""
-    print(printable(line), file=sys.stderr, flush=True)
+    with signals.dropping_closed_output():
+        print(printable(line), file=sys.stderr, flush=True)
     event("message", message=line)
 
 
 def emit(record: dict[str, Any]) -> None:
     """Print one JSON line to standard output."""
-    print(json.dumps(record), flush=True)
+    with signals.dropping_closed_output():
+        print(json.dumps(record), flush=True)
 
 
 def event_of(code: int) -> str:
@@ -126,6 +130,19 @@ def check_folder(path: Path) -> None:
     if not first.is_dir():
         raise CommandError(f"{path}: expected a folder or a new name, got a file" + (f" {first}" * (first != path)))
     _check_writable(first, path)
+
+
+@contextmanager
+def output_folder(path: Path) -> Iterator[set[str]]:
+    """Lock a folder to write into it, and yield the names of the files that it contains.
+
+    Raises:
+      CommandError: It is not a folder that can be written, or that can be created.
+      SaveError: Another process writes into it.
+    """
+    check_folder(path)
+    with folder_lock.locked(path):
+        yield {each.name for each in path.iterdir()} - {folder_lock.NAME}
 
 
 def _check_writable(folder: Path, path: Path) -> None:

@@ -27,6 +27,7 @@ import numpy as np
 from smoothgrad_jax.app import runs, saved_models
 from smoothgrad_jax.app.commands import metrics
 from smoothgrad_jax.app.commands.training import new_run, saved_model
+from smoothgrad_jax.app.program_cache import stored_programs
 from smoothgrad_jax.data import corpus_folder
 from smoothgrad_jax.data.corpus_folder import CountedCorpus
 from smoothgrad_jax.data.worker_processes import signals_blocked
@@ -110,7 +111,7 @@ def _train(stored: CountedCorpus, metadata: Mapping[str, Any], task: RunTask, se
     try:
         last = checkpoints.latest()
         if last:
-            runs.check_resumable(last, settings, metadata)
+            runs.check_same_run(last.settings, settings, metadata)
             # The number of threads is that of the checkpoint's state.
             settings = Settings.from_json({**settings.as_json(), "threads": None})
         run = new_run(stored, settings, dict(metadata), last)
@@ -212,7 +213,7 @@ def _serve(caller: Connection, data: CountedCorpus | Path, metadata: Mapping[str
             raise KeyboardInterrupt
 
     stored = corpus_folder.open_folder(data) if isinstance(data, Path) else data
-    with contextlib.suppress(EOFError, OSError):
+    with stored_programs(), contextlib.suppress(EOFError, OSError):
         while (task := caller.recv()) is not None:
             try:
                 ended = _train(stored, metadata, task, send)

@@ -10,14 +10,12 @@ from smoothgrad_jax.app import saved_models
 from smoothgrad_jax.app.commands.inputs import open_for_model
 from smoothgrad_jax.app.commands.output import CommandError, emit
 from smoothgrad_jax.app.commands.tables import check_output, table_writer
-from smoothgrad_jax.app.program_cache import stored_programs
 from smoothgrad_jax.data.errors import plural
 from smoothgrad_jax.models.lda import inference
 
 _COLUMNS = ("log_prob", "held_out_words")
 
 
-@stored_programs()
 def run(args: Namespace) -> int:
     """Print nats per held-out word; with ``--out`` also write one row per document."""
     check_output(args.out)

@@ -17,7 +17,7 @@ import logging
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,10 +30,10 @@ from smoothgrad_jax.app.commands.inputs import open_corpus, provenance
 from smoothgrad_jax.app.commands.output import (
     FEW_USED,
     CommandError,
-    check_folder,
     emit,
     event_of,
     log,
+    output_folder,
     size_of,
 )
 from smoothgrad_jax.app.commands.parallel_runs import Message, RunTask, Started, train_runs
@@ -41,11 +41,9 @@ from smoothgrad_jax.app.commands.sweep_estimate import Estimate, check_disk, est
 from smoothgrad_jax.app.commands.sweep_picture import Curve, draw
 from smoothgrad_jax.app.configuration_choice import Choice, Configuration, choose
 from smoothgrad_jax.app.event_log import event
-from smoothgrad_jax.app.program_cache import stored_programs
 from smoothgrad_jax.app.progress import clock
 from smoothgrad_jax.app.saved_models import SavedModel
 from smoothgrad_jax.core.errors import OptionError
-from smoothgrad_jax.data import folder_lock
 from smoothgrad_jax.data.corpus_folder import CountedCorpus
 from smoothgrad_jax.data.durable_files import replacing
 from smoothgrad_jax.data.errors import plural
@@ -60,17 +58,15 @@ _MEASURES = ("score", "npmi", "diversity", "effective_topics", "stability", "sec
 Row = dict[str, Any]  # of `sweep.json`
 
 
-@stored_programs()
 def run(args: Namespace) -> int:
     """Train the runs that are not finished; write and print the results and a recommendation."""
     out, grid = Path(args.out), _grid(args)
-    check_folder(out)
-    with folder_lock.locked(out):
+    with output_folder(out) as names:
+        _check_out(out, names, args.resume)
         return _run(args, out, grid)
 
 
 def _run(args: Namespace, out: Path, grid: Sequence[Settings]) -> int:
-    _check_out(out, args.resume)
     stored = open_corpus(args)
     metadata = provenance(stored)
     tasks = [_task(out, settings.resolve(stored.corpus.num_docs)) for settings in grid]
@@ -90,7 +86,8 @@ def _run(args: Namespace, out: Path, grid: Sequence[Settings]) -> int:
     if args.json:
         emit({"event": event_of(code)} | summary)
     elif results.rows:
-        _print(results, out, picture)
+        with signals.dropping_closed_output():
+            _print(results, out, picture)
     if code:
         done = f"{len(results.rows)} of {plural(len(tasks), 'run')} finished"
         log(f"{event_of(code)}: {done}; repeat the command with --resume to continue")
@@ -146,9 +143,9 @@ def _task(out: Path, settings: Settings) -> RunTask:
     return RunTask(settings, out / "runs" / f"K{settings.topics}-L{window}-seed{settings.seed}")
 
 
-def _check_out(out: Path, resume: bool) -> None:
+def _check_out(out: Path, names: Collection[str], resume: bool) -> None:
     """Raise an error if a sweep would overwrite files."""
-    if not {path.name for path in out.iterdir()} - {folder_lock.NAME}:
+    if not names:
         if resume:
             log(f"{out}: no run to resume from yet; starting a new sweep")
     elif not (out / "runs").is_dir():
@@ -234,7 +231,8 @@ class _Watcher:
     def _line(self, text: str, kind: str, **fields: Any) -> None:
         self._ended += 1
         line = f"{self._ended} of {plural(len(self._tasks), 'run')} ended: {text}; {self._status()}"
-        print(f"\r{line:70}" if self._is_live else line, file=sys.stderr, flush=True)
+        with signals.dropping_closed_output():
+            print(f"\r{line:70}" if self._is_live else line, file=sys.stderr, flush=True)
         event(kind, **fields)
         if self._as_json:
             emit({"event": kind, **fields})

@@ -120,7 +120,7 @@ def _nbytes(tree: PyTree) -> int:
 
 def check_disk(out: Path, need: int) -> None:
     """Raise an error if the disk of a folder has less space than needed."""
-    free = shutil.disk_usage(next(each for each in (out, *out.absolute().parents) if each.exists())).free
+    free = shutil.disk_usage(out).free
     if need > free:
         raise CommandError(
             f"{out}: the sweep needs {_size(need)} for models and checkpoints, and {_size(free)} are free; free some "

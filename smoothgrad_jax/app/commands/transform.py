@@ -5,11 +5,9 @@ from argparse import Namespace
 from smoothgrad_jax.app import saved_models
 from smoothgrad_jax.app.commands.inputs import open_for_model
 from smoothgrad_jax.app.commands.tables import THETA, check_output, table_writer
-from smoothgrad_jax.app.program_cache import stored_programs
 from smoothgrad_jax.data.errors import plural
 
 
-@stored_programs()
 def run(args: Namespace) -> int:
     """Write one row of topic proportions per document, with its id and kept fields."""
     check_output(args.out)
