@@ -55,6 +55,7 @@ _MODULES = {  # modules that are used by their own name
     "corpus_folder": "data.corpus_folder",
     "diagnostics": "core.diagnostics",
     "dirichlet": "models.dirichlet",
+    "distributed": "training.distributed",
     "text": "data.text",
     "window": "core.window",
 }

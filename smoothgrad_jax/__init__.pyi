@@ -73,6 +73,7 @@ from smoothgrad_jax.models.topic_quality import near_duplicates as near_duplicat
 from smoothgrad_jax.models.topic_quality import npmi as npmi
 from smoothgrad_jax.models.topic_quality import top_words as top_words
 from smoothgrad_jax.models.topic_quality import topic_quality as topic_quality
+from smoothgrad_jax.training import distributed as distributed
 from smoothgrad_jax.training.checkpoints import Checkpoint as Checkpoint
 from smoothgrad_jax.training.checkpoints import Checkpoints as Checkpoints
 from smoothgrad_jax.training.driver import Progress as Progress

@@ -18,15 +18,19 @@ def kl_divergence(a, b):
     return normalisers + ((a - b) * expected_log(a)).sum()
 
 
-def fit_document(alpha, lam, words, counts, tol, max_iter, momentum=0.25):
-    """γ, the responsibilities φ under it, and the number of updates; plain coordinate ascent with momentum=0."""
+def fit_document(alpha, lam, words, counts, tol, max_iter, momentum=0.25, method="Variational"):
+    """γ, the responsibilities φ under it, and the number of updates; plain coordinate ascent with momentum=0.
+
+    ``"Mean"`` has log E[β] in the place of E[log β], and ``"Maximum"`` also log E[θ] in the place of E[log θ].
+    """
     lam, counts = np.asarray(lam, np.float64), np.asarray(counts, np.float64)
     num_topics = lam.shape[1]
     alpha = np.broadcast_to(np.asarray(alpha, np.float64), num_topics)
-    log_beta = expected_log(lam, 0)[words]
+    log_beta = (expected_log(lam, 0) if method == "Variational" else np.log(lam / lam.sum(0)))[words]
 
     def responsibilities(gamma):
-        log_phi = expected_log(gamma) + log_beta
+        log_theta = np.log(gamma / gamma.sum()) if method == "Maximum" else expected_log(gamma)
+        log_phi = log_theta + log_beta
         return np.exp(log_phi - logsumexp(log_phi, axis=1, keepdims=True))
 
     before = point = gamma = alpha + counts.sum() / num_topics
@@ -42,12 +46,12 @@ def fit_document(alpha, lam, words, counts, tol, max_iter, momentum=0.25):
     return gamma, responsibilities(gamma), iterations
 
 
-def local_step(alpha, lam, documents, num_docs, tol=1e-3, max_iter=100):
+def local_step(alpha, lam, documents, num_docs, tol=1e-3, max_iter=100, method="Variational"):
     """Ŝ [V, K] and γ [B, K] for a list of (words, counts)."""
     stats = np.zeros(np.shape(lam))
     gammas = []
     for words, counts in documents:
-        gamma, phi, _ = fit_document(alpha, lam, words, counts, tol, max_iter)
+        gamma, phi, _ = fit_document(alpha, lam, words, counts, tol, max_iter, method=method)
         np.add.at(stats, words, np.asarray(counts, np.float64)[:, None] * phi)
         gammas.append(gamma)
     return num_docs / len(documents) * stats, np.array(gammas)
@@ -71,13 +75,13 @@ def elbo(alpha, eta, lam, documents, num_docs, tol=1e-3, max_iter=100):
     return num_docs / len(documents) * local - topic
 
 
-def log_predictive(alpha, lam, observed, held_out, tol=1e-3, max_iter=100):
+def log_predictive(alpha, lam, observed, held_out, tol=1e-3, max_iter=100, method="Variational"):
     """Document completion, per held-out word."""
     lam = np.asarray(lam, np.float64)
     beta = lam / lam.sum(0)
     score = tokens = 0.0
     for (words, counts), (unseen, unseen_counts) in zip(observed, held_out, strict=True):
-        gamma, _, _ = fit_document(alpha, lam, words, counts, tol, max_iter)
+        gamma, _, _ = fit_document(alpha, lam, words, counts, tol, max_iter, method=method)
         unseen_counts = np.asarray(unseen_counts, np.float64)
         score += unseen_counts @ np.log(beta[unseen] @ (gamma / gamma.sum()))
         tokens += unseen_counts.sum()

@@ -10,6 +10,7 @@ the command runs. The options of a run come from :class:`smoothgrad_jax.training
 | 1         | invalid input, model or folder, or output that cannot be written; the error message   |
 |           | is one line                                                                           |
 | 2         | an option is invalid, or has no effect beside others; the error message is one line   |
+| 134       | ``fit --distributed``: ended by jax (SIGABRT), because another process died           |
 | 129, 130, | ended by SIGHUP, by SIGINT (Ctrl-C) or by SIGTERM: 128 plus the number of the signal. |
 | 143       | ``fit``, ``sweep`` and ``demo`` have saved the result of the training so far, and     |
 |           | ``--resume`` continues it; before and after training, and in other commands,      |
@@ -74,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError):  # nobody reads the error either
             print(f"smoothgrad {args.command}: {printable(message)}", file=sys.stderr)
         event_log.event("error", level=logging.ERROR, message=message, code=code)
+        _leave(args, code)
         return code
 
 
@@ -81,10 +83,13 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the command line. Files and options of a command may be mixed: ``convert a.jsonl --field x OUT``."""
     if not argv or argv[0] not in COMMANDS:
         return build_parser().parse_args(argv)
-    about, add_options, _ = COMMANDS[argv[0]]
-    parser = _Parser(prog=f"smoothgrad {argv[0]}", description=f"{about[0].upper()}{about[1:]}.")
-    add_options(parser)
-    return parser.parse_intermixed_args(argv[1:], argparse.Namespace(command=argv[0]))
+    command = COMMANDS[argv[0]]
+    parser = _Parser(prog=f"smoothgrad {argv[0]}", description=command.description)
+    command.add_options(parser)
+    namespace = argparse.Namespace(command=argv[0])
+    # The options of the command that `launch` starts are not those of `launch`.
+    parse = parser.parse_args if argv[0] == "launch" else parser.parse_intermixed_args
+    return parse(argv[1:], namespace)
 
 
 @contextlib.contextmanager
@@ -133,6 +138,14 @@ def _drop_unwritten_output() -> None:
         signals.drop_output(1)
 
 
+def _leave(args: argparse.Namespace, code: int) -> None:
+    """End the process at once after an error, if it is one of several, so that the others do not wait for it."""
+    if getattr(args, "distributed", False):
+        from smoothgrad_jax.training import distributed
+
+        distributed.leave(code)
+
+
 def given_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Return the settings that were given on the command line."""
     from smoothgrad_jax.training.settings import OPTIONS
@@ -163,6 +176,11 @@ def _fit_options(parser: argparse.ArgumentParser) -> None:
     existing = parser.add_mutually_exclusive_group()
     existing.add_argument("--resume", action="store_true", help="continue from the last checkpoint in MODEL")
     existing.add_argument("--overwrite", action="store_true", help="replace an existing model in MODEL")
+    parser.add_argument(
+        "--distributed",
+        action="store_true",
+        help="one of several processes, which srun, mpirun, torchrun or smoothgrad launch starts; --threads: of each",
+    )
     _add_settings(parser.add_argument_group("training"))
     _add_words(parser)
     _add_json(parser)
@@ -170,7 +188,7 @@ def _fit_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _topics_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL")
+    _add_model(parser)
     parser.add_argument("--all", action="store_true", help="print nearly empty topics too")
     parser.add_argument("--words", type=_positive, default=10, metavar="N", help="words per topic (%(default)s)")
     parser.add_argument(
@@ -183,7 +201,7 @@ def _topics_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _transform_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL")
+    _add_model(parser)
     _add_metadata(_add_inputs(parser))
     _add_tokenizer(parser, "if the model was fitted with it")
     parser.add_argument(
@@ -225,7 +243,7 @@ def _sweep_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _report_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL")
+    _add_model(parser)
     _add_metadata(_add_inputs(parser, optional=True))
     _add_tokenizer(parser, "if the model was fitted with it")
     parser.add_argument("--out", metavar="FILE", help="the HTML file (MODEL/report.html)")
@@ -235,7 +253,7 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _groups_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL")
+    _add_model(parser)
     _add_inputs(parser)
     _add_tokenizer(parser, "if the model was fitted with it")
     _add_groups(parser, required=True)
@@ -245,7 +263,7 @@ def _groups_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _similar_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL")
+    _add_model(parser)
     _add_metadata(_add_inputs(parser))
     _add_tokenizer(parser, "if the model was fitted with it")
     query = parser.add_mutually_exclusive_group(required=True)
@@ -270,31 +288,78 @@ def _verify_options(parser: argparse.ArgumentParser) -> None:
     _add_json(parser)
 
 
+def _launch_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-n", "--processes", type=_positive, required=True, metavar="P", help="number of processes")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="fit …", help="the command, with its options")
+
+
 class Command(NamedTuple):
     """A command.
 
     Attributes:
       help: What it does.
       add_options: Adds its options to a parser.
+      output: How its output is read.
       compiles: Whether it compiles programs, which :mod:`smoothgrad_jax.app.program_cache` stores.
     """
 
     help: str
     add_options: Callable[[argparse.ArgumentParser], None]
+    output: str = ""
     compiles: bool = True
 
+    @property
+    def description(self) -> str:
+        """Return the text that the help of this command begins with."""
+        return f"{self.help[0].upper()}{self.help[1:]}. {self.output}".rstrip()
 
+
+_ON_TOPICS = (
+    "The list of topics has the share of each topic in all words (prevalence), and how often its first words occur "
+    "together (NPMI, from -1 to 1)."
+)
 COMMANDS = {
-    "demo": Command("learn topics of Python's docstrings (no download)", _demo_options),
-    "fit": Command("learn topics and save a model", _fit_options),
-    "topics": Command("print the topics of a model, and label them", _topics_options, compiles=False),
-    "transform": Command("infer topic proportions of documents", _transform_options),
-    "groups": Command("compute the prevalence of topics per group of documents, or over time", _groups_options),
+    "demo": Command("learn topics from the documentation of Python, numpy, scipy and jax", _demo_options, _ON_TOPICS),
+    "fit": Command(
+        "learn topics and save a model",
+        _fit_options,
+        f"{_ON_TOPICS} The held-out score is in nats per word; higher is better. Ctrl-C saves the model, and --resume "
+        "continues.",
+    ),
+    "topics": Command("print the topics of a model, and label them", _topics_options, _ON_TOPICS, compiles=False),
+    "transform": Command(
+        "infer topic proportions of documents",
+        _transform_options,
+        "The table has one row per document, in the order of the input.",
+    ),
+    "groups": Command(
+        "compute the prevalence of topics per group of documents, or over time",
+        _groups_options,
+        "Here the prevalence is the mean of the topic proportions of the documents, each with the same weight; in the "
+        "list of topics long documents weigh more.",
+    ),
     "similar": Command("find documents with similar topic proportions (Hellinger distance)", _similar_options),
-    "score": Command("compute the predictive log-probability of documents", _score_options),
-    "sweep": Command("compare numbers of topics and windows, and recommend one", _sweep_options),
-    "report": Command("write one HTML file with the topics of a model", _report_options),
+    "score": Command(
+        "compute the predictive log-probability of documents",
+        _score_options,
+        "One half of each document is predicted from the other half; the score is in nats per word, and higher is "
+        "better.",
+    ),
+    "sweep": Command(
+        "compare numbers of topics and windows, and recommend one",
+        _sweep_options,
+        "DIR/runs has one model per run. The table has the held-out score in nats per word (higher is better), the "
+        "coherence of the topics (NPMI, from -1 to 1), their diversity (from 0 to 1), and how similar they are between "
+        "seeds (stability, from 0 to 1). The recommendation is the fewest topics of which score and coherence are not "
+        "measurably worse than the best.",
+    ),
+    "report": Command(
+        "write one HTML file with the topics of a model",
+        _report_options,
+        "With documents it also shows those that are typical of each topic.",
+    ),
     "convert": Command("convert a corpus to memory-mapped arrays", _convert_options, compiles=False),
+    "launch": Command("run fit in several processes on this machine, for tests", _launch_options, compiles=False),
     "verify": Command("compare the files of a folder with their checksums", _verify_options, compiles=False),
 }
 
@@ -321,6 +386,10 @@ def _add_settings(
         parser.add_argument(
             _flag(name), type=_setting(name), default=defaults.get(name), metavar=option.metavar, help=text
         )
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="folder of a model: --out of fit, or a run of a sweep")
 
 
 def _add_inputs(parser: argparse.ArgumentParser, optional: bool = False) -> argparse._ArgumentGroup:

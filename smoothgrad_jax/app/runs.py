@@ -23,11 +23,13 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse
+from jax.sharding import Mesh
 
 from smoothgrad_jax.app import signals
 from smoothgrad_jax.app.event_log import event
 from smoothgrad_jax.core.adaptive import Adaptive
 from smoothgrad_jax.core.errors import OptionError
+from smoothgrad_jax.core.mesh_step import MeshState
 from smoothgrad_jax.core.row_sparse.state import RowSparseState
 from smoothgrad_jax.core.schedules import robbins_monro
 from smoothgrad_jax.core.types import Array, ArrayLike, PRNGKey, PyTree
@@ -39,7 +41,7 @@ from smoothgrad_jax.models.lda.execution import named_execution
 from smoothgrad_jax.models.lda.methods import Variational, named_method
 from smoothgrad_jax.models.lda.model import LDA
 from smoothgrad_jax.models.lda.topics import seed_topics
-from smoothgrad_jax.training import driver
+from smoothgrad_jax.training import distributed, driver
 from smoothgrad_jax.training.checkpoints import Checkpoint, Checkpoints, check_same
 from smoothgrad_jax.training.driver import Progress
 from smoothgrad_jax.training.engines import NotFiniteError
@@ -278,6 +280,8 @@ class Run:
       held_out: Counts of the documents to score, or None.
       checkpoint: A checkpoint to continue from.
       metadata: Further entries that checkpoints store with the settings, such as a fingerprint of the corpus.
+      mesh: Devices to train on, see :func:`smoothgrad_jax.fit`. If they belong to several processes, each of these
+        makes the same run.
 
     Attributes:
       steps: Number of steps of the complete run.
@@ -301,8 +305,10 @@ class Run:
         held_out: Corpus | scipy.sparse.sparray | scipy.sparse.spmatrix | None = None,
         checkpoint: Checkpoint | None = None,
         metadata: Mapping[str, Any] | None = None,
+        mesh: Mesh | None = None,
     ) -> None:
         self._settings, self._metadata = settings, dict(metadata or {})
+        self._is_shared = mesh is not None and jax.process_count() > 1
         self.documents, self.is_stored = documents, True
         self._num_docs = corpus.num_docs if documents is None else len(documents)
         assert settings.batch_size is not None, "the settings must be resolved"
@@ -337,8 +343,9 @@ class Run:
             held_out=held_out,
             score_every=None if held_out is None else self._score_every(),
             report_every=max(_STEPS_PER_UPDATE, self.steps // _PRIOR_UPDATES) if self._learner else None,
-            threads=settings.threads,
+            threads=settings.threads if mesh is None else None,  # one thread per device of the mesh
             slots=settings.slots,
+            mesh=mesh,
         )
 
     @property
@@ -372,6 +379,8 @@ class Run:
         """Estimate the size of a checkpoint with a full window, before the first step."""
         state = self.state
         stored = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        if isinstance(state, MeshState):  # the parts of this process
+            stored = stored // len(state.parts) * int(state.num_devices)
         if not isinstance(state, RowSparseState) or state.slots is None:
             return stored  # a dense state has the slots of its window from the start
         window = window_object(self._settings.window)
@@ -425,7 +434,7 @@ class Run:
         finished = False
         with signals.deferred():
             try:
-                with signals.interruptible():
+                with signals.redirected(self._training.interrupt) if self._is_shared else signals.interruptible():
                     self._train(watch, checkpoints, warn)
                 finished = True
             except KeyboardInterrupt:
@@ -434,8 +443,9 @@ class Run:
                 raise
             except Exception:
                 # An error of the display or of the data. After one in a step there may be no state to write.
+                # One of several processes cannot write without the others.
                 with contextlib.suppress(ValueError, RuntimeError):
-                    if checkpoints:
+                    if checkpoints and not self._is_shared:
                         self._write(checkpoints, warn)
                 raise
             if checkpoints and not (finished and (not self._settings.checkpoint_every or self._is_complete)):
@@ -446,7 +456,8 @@ class Run:
         """Train to the end, with a checkpoint at intervals."""
         every, written = self._settings.checkpoint_every, time.monotonic()
         for _ in watch(self.reports()):
-            if checkpoints and every and time.monotonic() - written >= every:
+            is_due = time.monotonic() - written >= every
+            if checkpoints and every and (distributed.from_process_0(is_due) if self._is_shared else is_due):
                 self._write(checkpoints, warn)
                 written = time.monotonic()
 
@@ -460,6 +471,8 @@ class Run:
         try:
             path = checkpoints.write(self._training, self.settings_json() | learned, self.history)
         except SaveError as error:
+            if self._is_shared:
+                raise  # the others wait for this process
             warn(str(error))
             return
         self.is_stored = True

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from smoothgrad_jax.app.topic_labels import checked_labels
-from smoothgrad_jax.data import durable_files, schema
+from smoothgrad_jax.data import durable_files, schema, text
 from smoothgrad_jax.data.durable_files import Entry, LoadError
 from smoothgrad_jax.training.settings import METHODS
 
@@ -40,23 +40,13 @@ if TYPE_CHECKING:
 _FORMAT, _VERSION, _KIND = "smoothgrad model", 1, "lda"
 _REQUIRED, _OPTIONAL = ("lam", "alpha", "eta"), ("prevalence", "word_counts")
 _VOCABULARY = "vocabulary.txt"
-# A model contains its stop words. A name of another list would be the path of a file of the reader.
-_TOKENS = schema.record(
-    {},
-    {
-        "lowercase": schema.boolean,
-        "token_pattern": schema.string,
-        "stop_words": schema.either(schema.one_of(None, "english"), schema.list_of(schema.string)),
-        "ngram_range": schema.list_of(schema.integer(1), 2),
-    },
-)
 _CONTENT = schema.record(
     {
         "num_docs": schema.number(0, above=True),
         "settings": schema.record(
             {},
             {
-                "tokens": schema.optional(_TOKENS),
+                "tokens": schema.optional(text.STORED_TOKENS),
                 "local_tol": schema.number(0),
                 "local_max_iter": schema.integer(1),
                 "method": schema.one_of(*METHODS),
@@ -104,6 +94,11 @@ class SavedModel(NamedTuple):
     word_counts: npt.NDArray | None = None
     quality: "TopicQuality | None" = None
     labels: dict[int, str] | None = None
+
+    def __repr__(self) -> str:
+        """Return the sizes; all values of a real model would be a hundred thousand characters."""
+        num_words, num_topics = np.shape(self.lam)
+        return f"SavedModel({num_topics:,} topics, {num_words:,} words, {self.num_docs:,.0f} training documents)"
 
     def topics(self) -> npt.NDArray[np.float64]:
         """Return E[β] as [K, V]: one row per topic, which sums to one."""
@@ -168,10 +163,7 @@ class SavedModel(NamedTuple):
             from smoothgrad_jax.data.corpus import Corpus
 
             corpus = Corpus.of(corpus)
-            theta, words = self.transform(corpus).astype(np.float64), corpus.word_counts()
-            ends = np.asarray(corpus.indptr) - corpus.indptr[0]
-            counts = np.asarray(corpus.data[corpus.indptr[0] : corpus.indptr[-1]], np.float64)
-            lengths = np.diff(np.concatenate([[0.0], np.cumsum(counts)])[ends])
+            theta, words, lengths = self.transform(corpus).astype(np.float64), corpus.word_counts(), corpus.lengths()
         return {
             "topic_term_dists": self.topics(),
             "doc_topic_dists": theta / theta.sum(1, keepdims=True),
@@ -241,7 +233,7 @@ def save_model(path: str | os.PathLike, model: SavedModel) -> None:
       SaveError: If the model cannot be written (disk full, no permission, …). A previous model is unchanged.
     """
     model = checked(model)
-    _check_lines(model.vocabulary)
+    lines = [text.word_line(word) for word in model.vocabulary or []]
     folder = Path(path)
     metadata: dict[str, Any] = {
         "format": _FORMAT,
@@ -267,8 +259,7 @@ def save_model(path: str | os.PathLike, model: SavedModel) -> None:
                     path = folder / f"{name}.npy.new"
                     files[f"{name}.npy"] = durable_files.write_array(path, getattr(model, name))
             if model.vocabulary is not None:
-                lines = "".join(f"{word}\n" for word in model.vocabulary).encode()
-                files[_VOCABULARY] = durable_files.write_file(folder / f"{_VOCABULARY}.new", [lines])
+                files[_VOCABULARY] = durable_files.write_file(folder / f"{_VOCABULARY}.new", [b"".join(lines)])
             durable_files.sync_folder(folder)
             durable_files.write_json(folder / "model.json.new", metadata | {"files": files})
             durable_files.sync_folder(folder)
@@ -350,13 +341,6 @@ def checked(model: SavedModel) -> SavedModel:
         raise ValueError(f"the vocabulary must have {num_words} words, one per row of λ, got {len(vocabulary)}")
     labels = checked_labels(model.labels, num_topics) if model.labels else None
     return model._replace(num_docs=num_docs, vocabulary=vocabulary, labels=labels, **arrays)
-
-
-def _check_lines(vocabulary: list[str] | None) -> None:
-    """Raise an error if a word cannot be stored as a line of UTF-8."""
-    for i, word in enumerate(vocabulary or []):
-        if "\n" in word or word.encode(errors="replace").decode() != word:
-            raise ValueError(f"word {i} of the vocabulary cannot be stored as a line of UTF-8: {word!r}")
 
 
 def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:

@@ -30,7 +30,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -53,6 +53,7 @@ class Signals:
         self.first: int | None = None
         self.num_repeated = 0
         self._is_deferred, self._is_pending = False, False
+        self._action: Callable[[], None] | None = None
 
     @property
     def exit_code(self) -> int:
@@ -89,7 +90,20 @@ class Signals:
             self._is_deferred = before
         self._raise_pending()
 
+    @contextlib.contextmanager
+    def set_action(self, action: Callable[[], None]) -> Iterator[None]:
+        """Set a function that is called in the place of the exception."""
+        self._action = action
+        try:
+            self._raise_pending()
+            yield
+        finally:
+            self._action = None
+
     def _raise_pending(self) -> None:
+        if self._is_pending and self._action is not None:
+            self._is_pending = False
+            self._action()
         if self._is_pending and not self._is_deferred:
             self._is_pending = False
             raise KeyboardInterrupt
@@ -135,6 +149,13 @@ def deferred() -> Iterator[None]:
 def interruptible() -> Iterator[None]:
     """Let the first signal raise ``KeyboardInterrupt`` inside a part of :func:`deferred`."""
     with _active.set_deferred(False) if _active and _in_main_thread() else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def redirected(action: Callable[[], None]) -> Iterator[None]:
+    """Call a function at the first signal, for a part of several processes that all have to leave at the same place."""
+    with _active.set_action(action) if _active and _in_main_thread() else contextlib.nullcontext():
         yield
 
 

@@ -131,7 +131,7 @@ def pack(X: DocumentsLike, rows: npt.ArrayLike | None = None, *, num_words: int 
     lengths = _lengths(matrix, chosen)
     layout = round_layout(int(np.diff(matrix.indptr).max()), int(lengths.sum(-1).max()))
     batches = [pack_rows(matrix, each, layout) for each in np.atleast_2d(chosen)]
-    capacity = _next_power_of_two(max(batch.vocabulary.size for batch in batches))
+    capacity = next_power_of_two(max(batch.vocabulary.size for batch in batches))
     batches = [each._replace(vocabulary=np.resize(each.vocabulary, capacity)) for each in batches]
     for each in batches:
         each.vocabulary[int(each.num_used) :] = 0
@@ -142,8 +142,8 @@ def pack(X: DocumentsLike, rows: npt.ArrayLike | None = None, *, num_words: int 
 
 def round_layout(longest: int, num_entries: int, num_used: int = 0, num_tokens: int = 0) -> Layout:
     """Return a layout whose capacities are rounded up to powers of two, so that batches of similar size have it."""
-    capacity = _next_power_of_two(num_entries + TILE)
-    return Layout(longest, capacity, min(_next_power_of_two(num_used), capacity), num_tokens)
+    capacity = next_power_of_two(num_entries + TILE)
+    return Layout(longest, capacity, min(next_power_of_two(num_used), capacity), num_tokens)
 
 
 def check_rows(rows: npt.ArrayLike, num_docs: int) -> npt.NDArray[np.int64]:
@@ -301,7 +301,7 @@ def pack_rows(matrix: CSRArrays, rows: npt.NDArray[np.int64], layout: Layout) ->
         words=words,
         counts=padded,
         offsets=offsets.astype(np.int32),
-        documents=_document_numbers(rows),
+        documents=document_numbers(rows),
         longest=np.empty((sum(tiles), 0), np.float32),
         tokens=np.empty((_token_capacity(counts, offsets, layout.num_tokens), 0), np.float32),
         columns=np.empty((matrix.shape[1], 0), np.float32),
@@ -369,8 +369,8 @@ def _token_capacity(counts: npt.NDArray, offsets: npt.NDArray, planned: int) -> 
     return 0 if needed > _MAX_TOKENS else _capacity(max(planned, 1), needed)
 
 
-def _document_numbers(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-    """Return one number per document, such that copies of a document get different numbers."""
+def document_numbers(rows: npt.NDArray) -> npt.NDArray[np.int32]:
+    """Return one number per document of a minibatch, such that copies of a document get different numbers."""
     numbers = rows.astype(np.uint32)
     ordered = np.sort(rows)
     if (ordered[1:] == ordered[:-1]).any():
@@ -386,8 +386,9 @@ def _lengths(matrix: CSRArrays, rows: npt.NDArray) -> npt.NDArray:
 
 def _capacity(planned: int, needed: int) -> int:
     """Return the planned capacity, or the next power of two if that is too small."""
-    return planned if needed <= planned else _next_power_of_two(needed)
+    return planned if needed <= planned else next_power_of_two(needed)
 
 
-def _next_power_of_two(n: int) -> int:
+def next_power_of_two(n: int) -> int:
+    """Return the smallest power of two that is at least n."""
     return 1 << max(n - 1, 0).bit_length()

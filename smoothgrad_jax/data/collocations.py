@@ -48,7 +48,7 @@ def collocations(
 
     def score(parts: list[str], n: int) -> float:
         pairs = [(" ".join(parts[:i]), " ".join(parts[i:])) for i in range(1, len(parts))]
-        if not all(a in counts and b in counts for a, b in pairs):
+        if n >= num_words or not all(a in counts and b in counts for a, b in pairs):
             return 1  # a token that contains a space is not a sequence
         return min(math.log(n * num_words / (counts[a] * counts[b])) for a, b in pairs) / math.log(num_words / n)
 

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from smoothgrad_jax.data import batches, counting, documents, durable_files, schema, text
+from smoothgrad_jax.data import batches, count_blocks, counting, documents, durable_files, schema, text
 from smoothgrad_jax.data.corpus import Corpus
 from smoothgrad_jax.data.counting import Counted, OnProgress
 from smoothgrad_jax.data.documents import Metadata
@@ -49,7 +49,7 @@ _MANIFEST = schema.record(
         "num_entries": schema.integer(),
         "num_tokens": schema.number(0),
         "source": schema.record({"format": schema.string, "paths": schema.list_of(schema.string)}),
-        "tokens": schema.anything,
+        "tokens": schema.optional(text.STORED_TOKENS),
         "dropped": schema.record(
             dict.fromkeys(
                 ("tokens_outside_vocabulary", "documents_that_lost_all_words", "empty_documents"), schema.number(0)
@@ -262,9 +262,9 @@ def _open(path: Path, manifest: dict[str, Any], verify: bool) -> CountedCorpus:
     _check_offsets(path / "indptr.npy", indptr)
     if indices.dtype != (np.uint16 if num_words <= 1 << 16 else np.int32):
         raise LoadError(f"{path / 'indices.npy'}: damaged: {indices.dtype} are not the ids of {num_words} words")
-    if verify:
-        for part in Corpus(indptr, indices, data, num_words).parts(1 << 16):
-            batches.check_entries(part, slice(int(part.indptr[0]), int(part.indptr[-1])))
+    corpus = Corpus(indptr, indices, data, num_words)
+    for _, entries in count_blocks.block_ranges(indptr) if verify else ():
+        batches.check_entries(corpus, entries)
     vocabulary = None
     if _WORDS in files:
         durable_files.verify(path / _WORDS, files[_WORDS], checksum=verify)
@@ -273,7 +273,7 @@ def _open(path: Path, manifest: dict[str, Any], verify: bool) -> CountedCorpus:
             raise LoadError(f"{path / _WORDS}: damaged: expected {num_words} words, got {len(vocabulary)}")
     if "metadata" in manifest:
         durable_files.verify(path / METADATA, files.get(METADATA), checksum=verify)
-    return CountedCorpus(Corpus(indptr, indices, data, num_words), vocabulary, manifest)
+    return CountedCorpus(corpus, vocabulary, manifest)
 
 
 def _check_offsets(path: Path, indptr: npt.NDArray) -> None:
@@ -358,5 +358,5 @@ def _write_files(counted: Counted, folder: Path) -> dict[str, Entry]:
         if counted.vocabulary is not None:
             files[_WORDS] = stack.enter_context(durable_files.new_file(folder / _WORDS))
             for word in counted.vocabulary:
-                files[_WORDS].write(counting.word_line(word))
+                files[_WORDS].write(text.word_line(word))
         return {name: file.finish() for name, file in files.items()}

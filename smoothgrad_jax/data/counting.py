@@ -105,7 +105,7 @@ def count(
       jobs: Processes that count text.
       progress: As in :func:`smoothgrad_jax.data.corpus_folder.convert`.
       folder: The folder of the spools, by default the system's folder for temporary files.
-      record: Called with the metadata of each document in order, if the source has some.
+      record: Called with the metadata of each document in order, which the source must have.
 
     Yields:
       The counts, whose blocks can be read inside the context.
@@ -245,7 +245,7 @@ _Counts = tuple[_WordStatistics, list[_Spool], list[npt.NDArray | None]]  # and 
 
 def _texts(source: Source, record: OnMetadata | None) -> Iterator[str]:
     for document in source.documents():
-        if record is not None and source.has_metadata:
+        if record is not None:
             record(document.metadata)
         yield document.text
 
@@ -358,7 +358,7 @@ def _sort_words(numbers: dict[str, int], file: IO[bytes] | None = None) -> tuple
     number = np.fromiter(map(numbers.__getitem__, words), np.int32, len(words))
     if file is None:
         return words, number
-    file.writelines(map(word_line, words))
+    file.writelines(map(text.word_line, words))
     return file, number
 
 
@@ -375,7 +375,7 @@ def _merge(
     streams = [zip(_read_words(each), itertools.repeat(i), strict=False) for i, (each, _) in enumerate(words)]
     found, file, size = [array("i") for _ in spools], new_file(), 0
     for word, same in itertools.groupby(heapq.merge(*streams, key=itemgetter(0)), key=itemgetter(0)):
-        file.write(word_line(word))
+        file.write(text.word_line(word))
         for _, i in same:
             found[i].append(size)
         size += 1
@@ -431,17 +431,6 @@ def _as_int(total: float) -> float:
 def _name(source: Source) -> str:
     more = len(source.paths) - 1
     return f"{source.paths[0]}{f' and {more} more' if more else ''}"
-
-
-def word_line(word: str) -> bytes:
-    """Return a word as a line of a file of words."""
-    try:
-        if "\n" not in word:
-            return f"{word}\n".encode()
-    except UnicodeEncodeError:
-        pass
-    problem = f"the word {word!r} cannot be a line of vocabulary.txt; for text, try another "
-    raise CorpusError(problem, OptionName("token_pattern"))
 
 
 def _read_words(words: Words) -> Iterator[str]:

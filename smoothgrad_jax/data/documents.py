@@ -11,6 +11,8 @@ from typing import NamedTuple, TypeAlias
 
 Value: TypeAlias = str | int | float | bool | None  # None: the document has no value
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would make an encoder per document
+
 
 class Metadata(NamedTuple):
     """What identifies and describes a document beside its text.
@@ -39,7 +41,8 @@ class Document(NamedTuple):
 def metadata_of(id: object, fields: Iterable[object]) -> Metadata:
     """Return metadata from values of a table or of JSON.
 
-    An id is made a string. A number that is not finite is no value; a list or an object is kept as its JSON text.
+    An id is made a string. A number that is not finite is no value; bytes are text; a list or an object is kept as its
+    JSON text, in which a date is a string.
     """
     value = _value(id)
     return Metadata(None if value in (None, "") else str(value), tuple(map(_value, fields)))
@@ -52,7 +55,7 @@ def encodable(text: str) -> str:
 
 def metadata_line(metadata: Metadata) -> bytes:
     """Return metadata as a line of JSON: ``[id, field, …]``."""
-    return json.dumps([metadata.id, *metadata.fields], separators=(",", ":")).encode() + b"\n"
+    return _encode([metadata.id, *metadata.fields]).encode() + b"\n"
 
 
 def read_metadata(lines: Iterable[bytes], num_fields: int) -> Iterator[Metadata]:
@@ -69,8 +72,12 @@ def read_metadata(lines: Iterable[bytes], num_fields: int) -> Iterator[Metadata]
 
 
 def _value(value: object) -> Value:
-    if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+    if isinstance(value, str):  # the usual type comes first, because this is computed per document
+        return encodable(value)
+    if value is None or isinstance(value, int):
         return value
     if isinstance(value, float):
-        return None
-    return encodable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        return value if math.isfinite(value) else None
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return encodable(json.dumps(value, ensure_ascii=False, default=str))

@@ -10,7 +10,7 @@ from typing import Any
 
 from smoothgrad_jax.data import compressed_files
 from smoothgrad_jax.data.compressed_files import decode, read_utf8, text_lines, without_suffix
-from smoothgrad_jax.data.documents import Document, metadata_of
+from smoothgrad_jax.data.documents import Document, Metadata
 from smoothgrad_jax.data.errors import CorpusError, OptionName, corpus_error, excerpt, plural
 from smoothgrad_jax.data.formats import Format
 from smoothgrad_jax.data.sources import Head, Source
@@ -89,7 +89,7 @@ def table_format(name: str, delimiters: str, priority: int) -> Format:
                 if len(record) != len(header):
                     expected = f"expected {plural(len(header), 'column')} as in the header"
                     raise corpus_error(path, f"{expected}, got {len(record)}", number)
-                metadata = metadata_of(None if id is None else record[id], [record[i] for i in keep])
+                metadata = Metadata(None if id is None else record[id] or None, tuple([record[i] for i in keep]))
                 yield Document(record[column], metadata)
 
     return Format(priority, recognise, documents, prepare=prepare, options=OPTIONS)

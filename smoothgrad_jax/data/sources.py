@@ -16,9 +16,9 @@
 | ``npz``      | a row                        | a zip archive; ``scipy.sparse.save_npz`` of csr, csc or coo            |
 | ``folder``   |                              | a folder that :mod:`smoothgrad_jax.data.corpus_folder` wrote           |
 
-Documents of files, jsonl, csv, tsv and folder can have ids and kept fields (:mod:`smoothgrad_jax.data.documents`). The
-formats are modules of :mod:`smoothgrad_jax.data.formats`. Files may be compressed by gzip, bzip2 or xz. Several
-files form one corpus, in the given order.
+Documents of files, jsonl, csv, tsv, parquet and folder can have ids and kept fields
+(:mod:`smoothgrad_jax.data.documents`). The formats are modules of :mod:`smoothgrad_jax.data.formats`. Files may be
+compressed by gzip, bzip2 or xz. Several files form one corpus, in the given order.
 """
 
 import codecs

@@ -37,13 +37,10 @@ import itertools
 import os
 import pickle
 import re
-import signal
-import threading
-import time
 import warnings
 from array import array
 from collections import defaultdict, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache
 from numbers import Integral, Real
@@ -52,23 +49,35 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from smoothgrad_jax.data import tokenizers
+from smoothgrad_jax.data import schema, tokenizers
 from smoothgrad_jax.data.compressed_files import MAX_RECORD_BYTES, text_lines
 from smoothgrad_jax.data.errors import CorpusError, CorpusWarning, OptionName, Pieces, corpus_error, excerpt, plural
 from smoothgrad_jax.data.local_files import regular_file
 from smoothgrad_jax.data.tokenizers import Tokenizer
+from smoothgrad_jax.data.worker_processes import signals_blocked, start_pool
 
 WORD = r"(?u)\b[^\W\d_][^\W_]{2,}\b"  # three or more letters or digits, the first a letter
 
 _CHUNK = 1 << 20  # characters per chunk
 _MAX_VOCABULARY = 1 << 28  # characters of all words of a file
-_PARENT_INTERVAL = 0.5  # seconds between two looks of a worker for its parent
 _SERIAL_CHUNKS = 32  # chunks counted before worker processes start, because each worker imports scikit-learn
 _MAX_NGRAM = 10  # words
 _MIN_NPMI = 0.4  # of a sequence of words
 _MAX_PATTERN = 1_000  # characters of a regular expression in a saved model
 _PATTERN_SECONDS = 60  # for a chunk of _CHUNK characters and a regular expression of a saved model
 _PATTERN_WORKERS = 4  # processes that apply a regular expression of a saved model
+
+# What `Tokens.as_json` returns. All stop words are stored: the name of a file would be that of a file of the reader.
+STORED_TOKENS = schema.record(
+    {},
+    {
+        "lowercase": schema.boolean,
+        "token_pattern": schema.string,
+        "stop_words": schema.either(schema.one_of(None, "english"), schema.list_of(schema.string)),
+        "ngram_range": schema.list_of(schema.integer(1), 2),
+        "tokenizer": schema.optional(schema.string),
+    },
+)
 
 
 class TokenOptions(TypedDict, total=False):
@@ -99,7 +108,12 @@ class Tokens(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """Return the values that are stored with a corpus or a model; a tokenizer is stored as its name."""
-        values = {name: getattr(self, name) for name in ("lowercase", "token_pattern", "stop_words", "ngram_range")}
+        values = {
+            "lowercase": self.lowercase,
+            "token_pattern": self.token_pattern,
+            "stop_words": list(self.stop_words) if isinstance(self.stop_words, tuple) else self.stop_words,
+            "ngram_range": list(self.ngram_range),
+        }
         return values if self.tokenizer is None else values | {"tokenizer": tokenizers.name_of(self.tokenizer)}
 
 
@@ -189,7 +203,7 @@ def tokens(
     return result
 
 
-def stored_tokens(stored: object, tokenizer: Tokenizer | str | None = None) -> Tokens:
+def stored_tokens(stored: schema.Json, tokenizer: Tokenizer | str | None = None) -> Tokens:
     """Return the definition of a token that :meth:`Tokens.as_json` stored, without trust in the values.
 
     Args:
@@ -201,26 +215,23 @@ def stored_tokens(stored: object, tokenizer: Tokenizer | str | None = None) -> T
       CorpusError: If the values are no definition, or the tokenizer is missing or has another name.
     """
     try:
-        if not isinstance(stored, Mapping):
-            raise TypeError(f"expected an object, got {excerpt(stored)}")
+        STORED_TOKENS(stored, "")
         stored = {**Tokens(True, WORD, "english", (1, 1)).as_json(), **stored}
-        name, pattern, stops = stored.get("tokenizer"), stored["token_pattern"], stored["stop_words"]
-        _check_pattern(pattern)
+        pattern, stops, lengths = stored["token_pattern"], stored["stop_words"], _check_lengths(stored["ngram_range"])
         if len(pattern) > _MAX_PATTERN:
             raise ValueError(f"expected a token_pattern of at most {_MAX_PATTERN:,} characters")
-        if not isinstance(name, str | None) or (stops not in ("english", None) and not isinstance(stops, list | tuple)):
-            raise TypeError(f"expected a name and words, got {excerpt(name)} and {excerpt(stops)}")
-        stops = stops if stops is None or isinstance(stops, str) else tuple(_check_words(stops, "stop_words"))
-        lowercase, lengths = bool(stored["lowercase"]), _check_lengths(stored["ngram_range"])
-    except (KeyError, TypeError, ValueError) as error:
+        _check_pattern(pattern)
+    except ValueError as error:
         raise CorpusError(f"the stored definition of a word is damaged: {error}") from None
-    given = None if tokenizer is None else tokenizers.name_of(tokenizer)
+    name, given = stored.get("tokenizer"), None if tokenizer is None else tokenizers.name_of(tokenizer)
     if given != name and name is None:
         raise CorpusError(OptionName("tokenizer"), ": has no effect, because the words were found without one")
     if given != name:
         problem = f"the words were found with the tokenizer {excerpt(name)}; if you trust it, pass its name as "
         raise CorpusError(problem, OptionName("tokenizer"), f", got {given!r}" if given else "")
-    return Tokens(lowercase, pattern, stops, lengths, tokenizer, trusted=tokenizer is not None or pattern == WORD)
+    stops = tuple(stops) if isinstance(stops, list) else stops
+    trusted = tokenizer is not None or pattern == WORD
+    return Tokens(stored["lowercase"], pattern, stops, lengths, tokenizer, trusted)
 
 
 def read_words(path: str | os.PathLike, encoding: str = "utf-8") -> list[str]:
@@ -243,6 +254,21 @@ def read_words(path: str | os.PathLike, encoding: str = "utf-8") -> list[str]:
         else:
             words.append(word)
     return words
+
+
+def word_line(word: str) -> bytes:
+    """Return a word as a line of a file of words.
+
+    Raises:
+      CorpusError: If it contains a line break, or UTF-8 cannot encode it.
+    """
+    try:
+        if "\n" not in word:
+            return f"{word}\n".encode()
+    except UnicodeEncodeError:
+        pass
+    problem = f"the word {word!r} cannot be a line of vocabulary.txt; for text, try another "
+    raise CorpusError(problem, OptionName("token_pattern"))
 
 
 def check_vocabulary(words: str | os.PathLike | Iterable[str], encoding: str = "utf-8") -> list[str]:
@@ -310,7 +336,7 @@ def count_stream(texts: Iterable[str], definition: Tokens, jobs: int | None = No
     try:
         for number, chunk in enumerate(_chunks(texts)):
             if number == serial and (workers > 1 or not definition.trusted):
-                pool = _start_pool(workers)
+                pool = start_pool(workers)
             waiting.append(_submit(pool, chunk, definition))
             if pool is None or len(waiting) > 2 * workers:
                 yield waiting.popleft()()
@@ -519,49 +545,6 @@ def _num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-@contextlib.contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Block Ctrl-C in processes that are started here: this process handles it."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _initialize_worker(parent: int) -> None:
-    """Ignore Ctrl-C where it cannot be blocked, and warnings, which this process has already shown; end with it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    warnings.simplefilter("ignore")
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-
-
-def _end_with(parent: int) -> None:
-    """End this process soon after its parent: a parent that is killed cannot end its workers."""
-    while os.getppid() == parent:
-        time.sleep(_PARENT_INTERVAL)
-    os._exit(1)
-
-
-def _start_pool(jobs: int) -> Any:
-    """Return a pool of processes, or None if the system cannot start any."""
-    # loky's processes, unlike those of the standard library, do not import the caller's script.
-    try:
-        from joblib.externals.loky import ProcessPoolExecutor
-
-        if hasattr(signal, "pthread_sigmask"):
-            # If the tracker were started later, it would unblock the signals that _interrupts_blocked blocks.
-            from multiprocessing import resource_tracker
-
-            resource_tracker.ensure_running()
-        return ProcessPoolExecutor(jobs, initializer=_initialize_worker, initargs=(os.getpid(),))
-    except (ImportError, OSError, NotImplementedError):
-        return None
-
-
 def _in_time(future: Any, seconds: float | None, definition: Tokens) -> Chunk:
     try:
         return future.result(seconds)
@@ -573,7 +556,7 @@ def _in_time(future: Any, seconds: float | None, definition: Tokens) -> Chunk:
 def _submit(pool: Any, texts: list[str], definition: Tokens) -> Callable[[], Chunk]:
     """Return a function that returns the counts of texts. This process counts them if the pool cannot."""
     future = None
-    with contextlib.suppress(BrokenProcessPool, OSError), _interrupts_blocked():
+    with contextlib.suppress(BrokenProcessPool, OSError), signals_blocked():
         future = pool and pool.submit(count_chunk, texts, definition)
     size = sum(map(len, texts))
     limit = None if definition.trusted else _PATTERN_SECONDS * (1 + size // _CHUNK)

@@ -7,8 +7,13 @@
 |                                 | checksum of every array file                                                      |
 | ``…/*.npy``                     | the arrays of the state, one file per data type                                   |
 |                                 | (:mod:`smoothgrad_jax.training.state_files`)                                      |
+| ``…/process-NNNNN/``            | if several processes train: the arrays of each of them, with ``part.json`` in the |
+|                                 | place of their entries in ``checkpoint.json``                                     |
 | ``.lock``                       | while a run writes: its process (:mod:`smoothgrad_jax.data.folder_lock`)          |
 | ``NNNNNN-step-T.…-…``           | left by a process that was killed while it wrote or removed a checkpoint          |
+
+If several processes train, each writes its part, and process 0 names the checkpoint when all parts are complete: they
+need a folder that they share. The parts are described by words, so that another number of processes can continue.
 
 A checkpoint is written under a temporary name, flushed to the disk, and renamed; older checkpoints are removed after
 that. A run continues from a checkpoint to the same bits, on the same machine with the same packages.
@@ -24,20 +29,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import jax
 import numpy as np
 
+from smoothgrad_jax.core.mesh_step import MeshState
 from smoothgrad_jax.core.row_sparse.state import RowSparseState
 from smoothgrad_jax.core.types import PyTree
 from smoothgrad_jax.data import durable_files, schema
 from smoothgrad_jax.data.corpus import Corpus
-from smoothgrad_jax.data.durable_files import Entry, LoadError, VersionError
+from smoothgrad_jax.data.durable_files import Entry, LoadError, SaveError, VersionError
 from smoothgrad_jax.data.folder_lock import FolderLock
+from smoothgrad_jax.training import distributed
 from smoothgrad_jax.training.minibatches import Sampler
 from smoothgrad_jax.training.state_files import IncompatibleError, read_tree, write_tree
 
 _FORMAT, _VERSION = "smoothgrad checkpoint", 3
 _NAME = re.compile(r"(\d{6,})-step-(\d+)")
+_PART = "process-{:05d}"
+_PART_FORMAT = "smoothgrad checkpoint part"
 _CHUNK = 1 << 19  # entries of a corpus that are read together
+_STATE = schema.record({"structure": schema.anything, "files": schema.mapping(durable_files.ENTRY)})
+_PART_CONTENT = schema.record({"state": _STATE})
 _CONTENT = schema.record(
     {
         "made_by": schema.mapping(schema.string),
@@ -54,7 +66,7 @@ _CONTENT = schema.record(
         ),
         "settings": schema.mapping(schema.anything),
         "history": schema.list_of(schema.anything),
-        "state": schema.record({"structure": schema.anything, "files": schema.mapping(durable_files.ENTRY)}),
+        "state": schema.either(_STATE, schema.record({"processes": schema.integer(2)})),
     }
 )
 
@@ -152,7 +164,7 @@ class Checkpoints:
         Allocates no memory in proportion to the state: the arrays are written from where they are.
 
         Args:
-          training: The run.
+          training: The run. If several processes train, all of them call this method.
           settings: Settings that must be equal when the run continues, see :func:`check_same`; values that JSON can
             represent.
           history: Records of the run so far.
@@ -174,15 +186,48 @@ class Checkpoints:
             "history": durable_files.json_values("history", list(history)),
         }
         with durable_files.saving(self.folder, self._what_is_left):
-            self.lock()
-            self._remove_leftovers()
-            found = self._found()
-            path = self.folder / f"{found[-1][0] + 1 if found else 1:06d}-step-{body['step']}"
+            state = training.state
+            if isinstance(state, MeshState) and len(state.parts) < int(state.num_devices):
+                return self._write_parts(state, body)
+            path = self._new_path(body["step"])
             with durable_files.replacing(path, overwrite=False) as new:
                 new.mkdir()
-                written = write_tree(new, training.state)
+                written = write_tree(new, state)
                 durable_files.write_json(new / "checkpoint.json", body | {"state": written})
         self._remove(self.paths()[: -self.keep])
+        return path
+
+    def _new_path(self, step: int) -> Path:
+        """Make the folder ready for another checkpoint, and return its path."""
+        self.lock()
+        self._remove_leftovers()
+        found = self._found()
+        return self.folder / f"{found[-1][0] + 1 if found else 1:06d}-step-{step}"
+
+    def _write_parts(self, state: MeshState, body: dict[str, Any]) -> Path:
+        """Write the part of this process; process 0 names the checkpoint after all processes have done so."""
+        is_first, num_processes = jax.process_index() == 0, jax.process_count()
+        number = int(self._new_path(body["step"]).name.partition("-")[0]) if is_first else 0
+        path = self.folder / f"{distributed.from_process_0(number):06d}-step-{body['step']}"
+        new = path.with_name(f"{path.name}.partial-shared")
+        if is_first:
+            new.mkdir()
+        distributed.wait_for_all()
+        if not new.is_dir():
+            raise SaveError(f"{self.folder}: process {jax.process_index()} does not share this folder with process 0")
+        part = new / _PART.format(jax.process_index())
+        part.mkdir()
+        written = {"format": _PART_FORMAT, "version": _VERSION, "state": write_tree(part, state)}
+        durable_files.write_json(part / "part.json", written)
+        durable_files.sync_folder(part)
+        distributed.wait_for_all()
+        if is_first:
+            durable_files.write_json(new / "checkpoint.json", body | {"state": {"processes": num_processes}})
+            durable_files.sync_folder(new)
+            new.rename(path)
+            durable_files.sync_folder(self.folder)
+            self._remove(self.paths()[: -self.keep])
+        distributed.wait_for_all()
         return path
 
     def latest(self, like: PyTree = None) -> Checkpoint | None:
@@ -255,7 +300,12 @@ def described_files(path: str | os.PathLike) -> dict[str, Entry]:
     Raises:
       LoadError: The description is missing or damaged.
     """
-    return {f"{name}.npy": entry for name, entry in _read_description(Path(path))["state"]["files"].items()}
+    path = Path(path)
+    states = {"": _read_description(path)["state"]}
+    if "processes" in states[""]:
+        names = map(_PART.format, range(states[""]["processes"]))
+        states = {f"{name}/": _read_part(path / name) for name in names}
+    return {f"{part}{name}.npy": entry for part, state in states.items() for name, entry in state["files"].items()}
 
 
 def check_same(stored: Mapping[str, Any], current: Mapping[str, Any]) -> None:
@@ -327,7 +377,8 @@ def _read_description(path: Path) -> dict[str, Any]:
 def _read_checkpoint(path: Path, like: PyTree) -> Checkpoint:
     body = _read_description(path)
     with durable_files.loading(path):
-        state = read_tree(path, body["state"], like)
+        is_divided = "processes" in body["state"]
+        state = _read_parts(path, body["state"], like) if is_divided else read_tree(path, body["state"], like)
         if isinstance(state, RowSparseState):
             state.check()
             if state.step != body["step"]:
@@ -342,3 +393,17 @@ def _read_checkpoint(path: Path, like: PyTree) -> Checkpoint:
             path=path,
             damaged=(),
         )
+
+
+def _read_part(part: Path) -> dict[str, Any]:
+    return durable_files.read_json(part / "part.json", _PART_FORMAT, _VERSION, _PART_CONTENT)["state"]
+
+
+def _read_parts(path: Path, written: Mapping[str, Any], like: PyTree) -> MeshState:
+    """Read the parts of all processes, memory-mapped: each process copies only the rows that it needs."""
+    parts = [path / _PART.format(number) for number in range(written["processes"])]
+    states = [read_tree(part, _read_part(part), like, copy=False) for part in parts]
+    return states[0]._replace(
+        devices=np.concatenate([state.devices for state in states]),
+        parts=tuple(part for state in states for part in state.parts),
+    )

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from smoothgrad_jax.core._threads import check_not_forked, submit
 from smoothgrad_jax.core.adaptive import Adaptive
@@ -35,9 +36,10 @@ from smoothgrad_jax.core.svi import check_rho
 from smoothgrad_jax.core.types import ArrayLike, LocalStep, PRNGKey, PyTree, Schedule, Warmup
 from smoothgrad_jax.core.window import Window
 from smoothgrad_jax.data.corpus import Corpus
-from smoothgrad_jax.data.sampling import prefetch
-from smoothgrad_jax.training.engines import Engine, EngineOptions, WindowSpec, choose_engine
-from smoothgrad_jax.training.minibatches import Minibatches, Sampler, open_minibatches
+from smoothgrad_jax.training import distributed
+from smoothgrad_jax.training.engines import Engine, EngineOptions, Request, WindowSpec, choose_engine
+from smoothgrad_jax.training.mesh_engine import MeshEngine, local_devices
+from smoothgrad_jax.training.minibatches import Division, Minibatches, Sampler, open_minibatches
 from smoothgrad_jax.training.settings import DEFAULTS, FIT_KAPPA, MAX_THREADS, default_tau
 
 _REPORT_INTERVAL = 0.25  # seconds between two reports, unless the caller asks for a number of steps
@@ -98,6 +100,7 @@ def fit(
     report_every: int | None = None,
     prior: PyTree = None,
     threads: int | None = None,
+    mesh: Mesh | None = None,
 ) -> "Training":
     """Train a model and report progress.
 
@@ -134,6 +137,8 @@ def fit(
       prior: η, for a model that is a function.
       threads: Number of threads, for row-sparse models; by default one per core, up to 8, and fewer for small
         minibatches.
+      mesh: Devices to train on, of one or several processes, each of which makes this call; see
+        :mod:`smoothgrad_jax.training.distributed`. ``batch_size`` is that of all devices together.
 
     Returns:
       A :class:`Training`, an iterator of :class:`Progress`.
@@ -147,16 +152,27 @@ def fit(
     check_not_forked()
     model = as_model(model, prior)
     check_key(model, key)
-    source = open_minibatches(data, model, batch_size, key, replace, documents)
-    options = EngineOptions(
-        window, warmup, slots, threads, key, source.num_words, source.entries_per_batch, default_platform()
-    )
+    division = None
+    if mesh is not None:
+        numbers = tuple(number for number, _ in local_devices(mesh))
+        division = Division(mesh.size, numbers)
+    source = open_minibatches(data, model, batch_size, key, replace, documents, division)
+    platform = default_platform() if mesh is None else mesh.devices.flat[0].platform
+    options = EngineOptions(window, warmup, slots, threads, key, source.num_words, source.entries_per_batch, platform)
     if (_check_count("threads", threads) or 1) > MAX_THREADS:
         raise OptionError("threads", f"must be at most {MAX_THREADS:,}, got {threads}")
     for name, value in (("score", score), ("score_every", score_every)):
         if value is not None and held_out is None:
             raise OptionError(name, "has no effect without held_out")
-    engine = choose_engine(model, params, options)
+    engine: Engine
+    if mesh is None:
+        engine = choose_engine(model, params, options)
+    else:
+        engine = MeshEngine(model, params, options, mesh)
+        if source.sampler is not None:
+            engine.check_batch_size(source.sampler.batch_size)
+        if engine.is_shared:
+            _compare_processes(engine, source, passes=passes, steps=steps, score_every=score_every, report=report_every)
     return Training(
         source,
         engine,
@@ -169,6 +185,14 @@ def fit(
         score_every=_check_count("score_every", score_every),
         report_every=_check_count("report_every", report_every),
     )
+
+
+def _compare_processes(engine: Engine, source: Minibatches, **options: float | None) -> None:
+    """Raise an error if another process would take other steps; it would otherwise wait for this one for ever."""
+    drawn = source.sampler._asdict() if source.sampler else {}
+    shapes = [leaf.shape for leaf in jax.tree.leaves(engine.template)]
+    sizes = {"words": source.num_words, "entries": source.entries_per_batch, "parameters": shapes, "step": engine.step}
+    distributed.check_same({**drawn, **sizes, **options})
 
 
 class Limits(NamedTuple):
@@ -200,13 +224,13 @@ class Training:
         self._num_docs, self._limits, self._first = source.num_docs, limits, engine.step
         self._rho = _schedule_values("rho", rho, self._first, check_rho)
         self._lengths = _window_lengths(window, self._first, engine)
-        self._batches = prefetch(engine.prepare, source.from_step(self._first))
+        self._batches = engine.prepared(source.from_step(self._first))
         # Also at the exit of Python, while the modules that the generator needs exist.
         weakref.finalize(self, self._batches.close)
         self._sampler = source.sampler
         self._documents, self._seconds, self._scored, self._done = 0, 0.0, False, False
         self._first_report: tuple[float, float] | None = None  # seconds, and fraction left
-        self._stop = threading.Event()
+        self._stop, self._interrupted = threading.Event(), False
         self._between_steps = threading.RLock()  # held while a step is started, and while the state is read
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fit")
 
@@ -217,7 +241,6 @@ class Training:
         """Train until the next report is due."""
         if self._done:
             raise StopIteration
-        self._stop.clear()
         advance = None
         try:
             advance = submit(self._thread, self._advance)
@@ -228,14 +251,32 @@ class Training:
             if advance is not None:
                 _wait_for(advance)
             failure = advance.exception() if advance else None
-            if failure is not None or not isinstance(error, KeyboardInterrupt):
+            is_interrupt = isinstance(error, KeyboardInterrupt)
+            if failure is not None or not is_interrupt:
                 self.close()
             if failure is not None and failure is not error:
                 raise failure from error
-            raise
+            if advance is None or failure is not None or not (is_interrupt and self._engine.is_shared):
+                self._clear_interrupt()
+                raise
+            progress = advance.result()
+        if self._interrupted:
+            self._clear_interrupt()
+            raise KeyboardInterrupt
         if progress is None:
             raise StopIteration
         return progress
+
+    def interrupt(self) -> None:
+        """Make the iterator raise KeyboardInterrupt after the step in progress; for signal handlers.
+
+        If several processes train, it is raised in all of them, after the same step.
+        """
+        self._stop.set()
+
+    def _clear_interrupt(self) -> None:
+        self._stop.clear()
+        self._interrupted = False
 
     def finish(self) -> "Training":
         """Train to the end without reports."""
@@ -293,7 +334,7 @@ class Training:
         elapsed = time.perf_counter() - begun
         self._documents += seen
         self._seconds += elapsed
-        ended = ended or self._fraction_left(self._documents, self._engine.step, self._seconds) <= 0
+        ended = ended or self._is_over(self._documents) or self._engine.agree(self._request(0.0, False)) == Request.END
         if ended:
             self.close()
         score = self._score(seen, ended)
@@ -313,21 +354,35 @@ class Training:
 
     def _take_steps(self, begun: float) -> tuple[int, bool]:
         """Take steps until a report is due or the run ends; return the documents seen, and whether it ended."""
-        first, seen, due = self._engine.step, 0, False
-        while not self._stop.is_set() and not due:
+        first, seen = self._engine.step, 0
+        while not self._is_over(self._documents + seen):
+            taken = self._engine.step - first
             elapsed = time.perf_counter() - begun
-            if self._fraction_left(self._documents + seen, self._engine.step, self._seconds + elapsed) <= 0:
-                return seen, True
+            decision = self._engine.agree(self._request(elapsed, taken > 0 and elapsed >= _REPORT_INTERVAL))
+            self._interrupted = decision == Request.INTERRUPT
+            if self._interrupted or decision == Request.END:
+                return seen, not self._interrupted
+            if taken and (decision == Request.REPORT or taken == self._report_every or self._score_is_due()):
+                return seen, False
             prepared = next(self._batches, None)
             if prepared is None:
                 return seen, True
             with self._between_steps:
                 self._engine.advance(prepared.batch, next(self._rho), next(self._lengths))
             seen += prepared.size
-            taken = self._engine.step - first
-            due = taken >= self._report_every if self._report_every else time.perf_counter() - begun >= _REPORT_INTERVAL
-            due = due or self._score_is_due()
-        return seen, False
+        return seen, True
+
+    def _request(self, elapsed: float, report_is_due: bool) -> Request:
+        """Return what this process would do next; the clocks of several processes differ."""
+        if self._stop.is_set():
+            return Request.INTERRUPT
+        if self._limits.seconds and self._seconds + elapsed >= self._limits.seconds:
+            return Request.END
+        return Request.REPORT if report_is_due and not self._report_every else Request.CONTINUE
+
+    def _is_over(self, documents: int) -> bool:
+        """Return whether the limit in passes or in steps is reached."""
+        return self._fraction_left(documents, self._engine.step, 0.0) <= 0
 
     def _score_is_due(self) -> bool:
         return self._score_every is not None and self._engine.step % self._score_every == 0
@@ -338,10 +393,13 @@ class Training:
         if self._held_out is None or not is_due or (self._scored and not seen):
             return None
         self._scored = True
+        params, held_out = self.params, self._held_out
         if self._own_score is not None:
-            return float(self._own_score(self.params, self._held_out))
-        assert isinstance(self._model, ScoringModel), "the model was checked before the first step"
-        return float(self._model.held_out_score(self.params, self._held_out))
+            score = self._own_score
+        else:
+            assert isinstance(self._model, ScoringModel), "the model was checked before the first step"
+            score = self._model.held_out_score
+        return self._engine.share(lambda: float(score(params, held_out)))
 
     def _remaining(self, left: float) -> float | None:
         """Return the seconds for this fraction of the run, at the mean rate since the first report.

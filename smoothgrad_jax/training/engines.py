@@ -4,19 +4,22 @@
 |--------------------------|---------------------------------------------------------------------------------------|
 | :class:`RowSparseEngine` | models with row-sparse statistics, with a moving or adaptive window, on a CPU         |
 | :class:`DenseEngine`     | every other combination, through :func:`smoothgrad_jax.global_step`                   |
+| ``MeshEngine``           | any model and window on the devices of a mesh; see                                    |
+|                          | :mod:`smoothgrad_jax.training.mesh_engine`                                            |
 
-:func:`choose_engine` decides by the model, the window and the platform. The row-sparse engine is loops over rows and
-documents, which an accelerator would run kernel by kernel; elsewhere than on a CPU, and for a model that is told to use
-its local step for accelerators, the dense engine runs. Both engines take the same options and compute the same
-parameters up to rounding. An option that an engine cannot honour raises an error.
+Without a mesh, :func:`choose_engine` decides by the model, the window and the platform. The row-sparse engine is loops
+over rows and documents, which an accelerator would run kernel by kernel; elsewhere than on a CPU, and for a model that
+is told to use its local step for accelerators, the dense engine runs. All engines take the same options and compute the
+same parameters up to rounding. An option that an engine cannot honour raises an error.
 """
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from enum import IntEnum
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +29,7 @@ from smoothgrad_jax.core import _xla, adaptive, svi
 from smoothgrad_jax.core._threads import num_threads
 from smoothgrad_jax.core.adaptive import Adaptive
 from smoothgrad_jax.core.errors import OptionError
+from smoothgrad_jax.core.mesh_step import MeshState
 from smoothgrad_jax.core.model import Model, check_key, checked, for_platform, is_batched, uses_key
 from smoothgrad_jax.core.row_sparse.kernel import RowBatch, RowSparseModel
 from smoothgrad_jax.core.row_sparse.state import (
@@ -34,11 +38,13 @@ from smoothgrad_jax.core.row_sparse.state import (
     init_rows,
     partition_batch,
     partition_prior,
+    repartition,
 )
 from smoothgrad_jax.core.row_sparse.step import RowInfo, StepOptions, flush, read_rows, restart, step
 from smoothgrad_jax.core.types import ArrayLike, PRNGKey, PyTree, Schedule, Warmup
-from smoothgrad_jax.core.window import Exponential, Moving, MovingState, Window, check_lengths
+from smoothgrad_jax.core.window import Exponential, Moving, MovingState, Window, WindowState, check_lengths
 from smoothgrad_jax.core.window_kind import check_warmup
+from smoothgrad_jax.data.sampling import prefetch
 
 WindowSpec = float | Schedule | Adaptive | Window
 
@@ -87,14 +93,25 @@ class PreparedBatch(NamedTuple):
     size: int
 
 
+class Request(IntEnum):
+    """What a run does next; of several requests, the largest counts."""
+
+    CONTINUE = 0
+    REPORT = 1
+    END = 2
+    INTERRUPT = 3
+
+
 class Engine(Protocol):
     """A run that advances step by step.
 
     Attributes:
       length: L of the last step; None before the first step.
+      is_shared: Whether several processes run this engine, all in the same way.
     """
 
     length: float | None
+    is_shared: bool
 
     @property
     def step(self) -> int:
@@ -104,8 +121,8 @@ class Engine(Protocol):
     def template(self) -> PyTree:
         """Shapes and dtypes of the parameters."""
 
-    def prepare(self, batch: PyTree) -> PreparedBatch:
-        """Convert a minibatch; called in another thread, ahead of :meth:`advance`."""
+    def prepared(self, batches: Iterable[Any]) -> Generator[PreparedBatch, None, None]:
+        """Convert minibatches in another thread, ahead of :meth:`advance`."""
 
     def check_lengths(self, lengths: ArrayLike) -> None:
         """Raise an error if the window cannot have one of these lengths."""
@@ -119,6 +136,16 @@ class Engine(Protocol):
 
     def wait(self) -> None:
         """Wait until no step is in progress; raises as :meth:`advance`."""
+
+    def agree(self, request: Request) -> Request:
+        """Return what to do next: the same in all processes, if several run this engine.
+
+        Several processes learn of a request after the next step, with which it is exchanged. The request of process 0
+        counts, or of any process that is interrupted.
+        """
+
+    def share(self, compute: Callable[[], float]) -> float:
+        """Return a number that one process computes for all."""
 
     def state(self) -> PyTree:
         """Return the state after the last step, a pytree of arrays; the next step donates it."""
@@ -150,6 +177,30 @@ def choose_engine(model: Model, start: PyTree, options: EngineOptions) -> Engine
       start: Parameters, or the state of an earlier run on the same engine.
       options: See :class:`EngineOptions`.
     """
+    options = check_options(options)
+    window, model = options.window, for_platform(model, options.platform)
+    is_row_sparse = (
+        isinstance(model, RowSparseModel)
+        and not isinstance(window, Window)
+        and options.platform == "cpu"
+        and not is_batched(model)
+    )
+    if isinstance(start, MeshState):
+        raise ValueError("this state is of a run on a mesh; continue it on a mesh, or start from its parameters")
+    if isinstance(start, svi.SVIState | DenseAdaptiveState if is_row_sparse else RowSparseState):
+        raise ValueError(
+            f"this state is of a run on the {'dense' if is_row_sparse else 'row-sparse'} engine; it cannot continue "
+            f"with window={window}{_where(model, options)}. Continue with the window, platform and execution of that "
+            "run, or start from its parameters"
+        )
+    with option_names():
+        if isinstance(model, RowSparseModel) and is_row_sparse:
+            return RowSparseEngine(model, start, options)
+        return DenseEngine(model, start, options)
+
+
+def check_options(options: EngineOptions) -> EngineOptions:
+    """Return the options with the window in the form that every engine takes; raise an error for invalid ones."""
     check_warmup(options.warmup)
     options = _without_moving(options)
     window = options.window
@@ -160,28 +211,12 @@ def choose_engine(model: Model, start: PyTree, options: EngineOptions) -> Engine
     elif not isinstance(window, Window) and not callable(window) and not _is_number(window):
         raise OptionError("window", f"must be a number, a schedule, Adaptive() or a window kind, got {window!r}")
     elif not isinstance(window, Window) and not callable(window):
-        with _option_names():
+        with option_names():
             check_lengths(window)
         if options.slots is not None and window == math.inf:
             raise OptionError("slots", "has no effect with window=∞, which stores no statistics: leave it out")
     _slot_dtype(options.slots)
-    model = for_platform(model, options.platform)
-    is_row_sparse = (
-        isinstance(model, RowSparseModel)
-        and not isinstance(window, Window)
-        and options.platform == "cpu"
-        and not is_batched(model)
-    )
-    if isinstance(start, svi.SVIState | DenseAdaptiveState if is_row_sparse else RowSparseState):
-        raise ValueError(
-            f"this state is of a run on the {'dense' if is_row_sparse else 'row-sparse'} engine; it cannot continue "
-            f"with window={window}{_where(model, options)}. Continue with the window, platform and execution of that "
-            "run, or start from its parameters"
-        )
-    with _option_names():
-        if isinstance(model, RowSparseModel) and is_row_sparse:
-            return RowSparseEngine(model, start, options)
-        return DenseEngine(model, start, options)
+    return options
 
 
 def _where(model: Model, options: EngineOptions) -> str:
@@ -190,7 +225,7 @@ def _where(model: Model, options: EngineOptions) -> str:
 
 
 @contextmanager
-def _option_names() -> Iterator[None]:
+def option_names() -> Iterator[None]:
     """Report errors of a window under the names of the options of :func:`smoothgrad_jax.fit`."""
     try:
         yield
@@ -218,6 +253,7 @@ class RowSparseEngine:
         if isinstance(start, RowSparseState):
             self._state = _check_resumable(start, options, slots)
             model = checked(model, self._template(model), options.num_words)
+            self._state = _with_threads(model, self._state, options.threads)
         else:
             start = jax.tree.map(np.asarray, start)
             model = checked(model, start, options.num_words)
@@ -231,6 +267,7 @@ class RowSparseEngine:
         self._infos: deque[RowInfo] = deque()
         self._buckets = None if self._state.rule is None else adaptive.hash_buckets(self._state.num_words)[0]
         self.length: float | None = None
+        self.is_shared = False
 
     def _set_hyperparameters(self, model: RowSparseModel) -> None:
         prior, rest_prior = model.row_prior()
@@ -255,8 +292,11 @@ class RowSparseEngine:
         """Shapes and dtypes of the parameters."""
         return self._template(self._model)
 
-    def prepare(self, batch: RowBatch) -> PreparedBatch:
-        """Partition a minibatch among the threads."""
+    def prepared(self, batches: Iterable[RowBatch]) -> Generator[PreparedBatch, None, None]:
+        """Partition minibatches among the threads."""
+        return prefetch(self._prepare, batches)
+
+    def _prepare(self, batch: RowBatch) -> PreparedBatch:
         if batch.num_words > self._state.num_words:
             raise ValueError(f"the documents have {batch.num_words} words, but λ has {self._state.num_words} rows")
         return PreparedBatch(partition_batch(batch, len(self._state.partitions), self._buckets), batch.size)
@@ -264,7 +304,7 @@ class RowSparseEngine:
     def check_lengths(self, lengths: ArrayLike) -> None:
         """Raise an error unless all lengths are whole numbers, or all are ∞."""
         lengths = np.ravel(np.asarray(lengths, float))
-        with _option_names():
+        with option_names():
             check_lengths(lengths)
             if self._state.rest is not None:
                 self._state.rest.window.kind.check_lengths(lengths)
@@ -300,16 +340,24 @@ class RowSparseEngine:
             if not info.is_finite:
                 self._infos.clear()
                 self._state = restart(self._state, info, self._prior, self._slots)
-                raise _negative(self.step, self._model) if info.is_negative else _not_finite(self.step)
+                raise negative_error(self.step, self._model) if info.is_negative else not_finite_error(self.step)
 
     def wait(self) -> None:
         """Wait until no step is in progress."""
         self._wait_until(0)
 
+    def agree(self, request: Request) -> Request:
+        """Return the request: there is one process."""
+        return request
+
+    def share(self, compute: Callable[[], float]) -> float:
+        """Compute the number."""
+        return compute()
+
     def state(self) -> RowSparseState:
         """Return the state after the last step."""
         self.wait()
-        _check_not_donated(self._state.partitions)
+        check_not_donated(self._state.partitions)
         return self._state
 
     def params(self) -> PyTree:
@@ -341,22 +389,23 @@ class DenseEngine:
         self._rule: adaptive.DelayedRule | None = start.rule if isinstance(start, DenseAdaptiveState) else None
         if isinstance(start, svi.SVIState | DenseAdaptiveState):
             self._state = start.state if isinstance(start, DenseAdaptiveState) else start
-            _check_not_donated(self._state.params)
+            check_not_donated(self._state.params)
             model = checked(model, self._state.params, options.num_words)
         else:
             start = jax.tree.map(np.asarray, start)
             model = checked(model, start, options.num_words)
-            self._state = svi.init(start, _dense_kind(options))
+            self._state = svi.init(start, window_kind(options))
             if isinstance(window, Adaptive):
                 self._rule = adaptive.init_delayed(window, jax.eval_shape(adaptive.sketch, self._state.params))
-        _check_rule(self._rule, window)
-        _check_window(self._state.window, options)
+        check_rule(self._rule, window)
+        check_window(self._state.window, options)
         self._model, self._warmup, self._run_key = model, options.warmup, options.key
         self._platform = options.platform
         self._key = _key_for(model, options.key)
         if isinstance(window, Adaptive):
             self.check_lengths(window.longest)
         self.length: float | None = None
+        self.is_shared = False
 
     @property
     def step(self) -> int:
@@ -368,13 +417,13 @@ class DenseEngine:
         """Shapes and dtypes of the parameters."""
         return jax.eval_shape(lambda: self._state.params)
 
-    def prepare(self, batch: PyTree) -> PreparedBatch:
-        """Return the minibatch as it is."""
-        return PreparedBatch(batch, batch.size if hasattr(batch, "offsets") else len(jax.tree.leaves(batch)[0]))
+    def prepared(self, batches: Iterable[PyTree]) -> Generator[PreparedBatch, None, None]:
+        """Return the minibatches as they are."""
+        return prefetch(lambda batch: PreparedBatch(batch, batch_size(batch)), batches)
 
     def check_lengths(self, lengths: ArrayLike) -> None:
         """Raise an error if the window kind cannot have one of these lengths."""
-        with _option_names():
+        with option_names():
             self._state.window.kind.check_lengths(lengths)
 
     def advance(self, batch: PyTree, rho: float, length: float | None) -> None:
@@ -383,7 +432,7 @@ class DenseEngine:
         stats, is_finite = _local_step(self._model, self._state.params, batch, key)
         if not is_finite:
             self._restart()
-            raise _not_finite(self.step)
+            raise not_finite_error(self.step)
         self.length = length
         if self._rule is not None:
             chosen, rule = adaptive.next_length(self._rule, rho)
@@ -403,14 +452,22 @@ class DenseEngine:
         """Wait until the last step has ended."""
         jax.block_until_ready(self._state)
 
+    def agree(self, request: Request) -> Request:
+        """Return the request: there is one process."""
+        return request
+
+    def share(self, compute: Callable[[], float]) -> float:
+        """Compute the number."""
+        return compute()
+
     def state(self) -> PyTree:
         """Return the state after the last step."""
-        _check_not_donated(self._state.params)
+        check_not_donated(self._state.params)
         return self._state if self._rule is None else DenseAdaptiveState(self._state, self._rule)
 
     def params(self) -> PyTree:
         """Return a copy of the parameters, because the next step donates the state."""
-        _check_not_donated(self._state.params)
+        check_not_donated(self._state.params)
         return jax.tree.map(jnp.array, self._state.params)
 
     def set_model(self, model: Model) -> None:
@@ -418,6 +475,11 @@ class DenseEngine:
         checked_model = checked(for_platform(model, self._platform), self._state.params, None)
         check_key(checked_model, self._run_key)
         self._model, self._key = checked_model, _key_for(checked_model, self._run_key)
+
+
+def batch_size(batch: PyTree) -> int:
+    """Return the number of documents of a minibatch, or the length of the first axis of other batches."""
+    return batch.size if hasattr(batch, "offsets") else len(jax.tree.leaves(batch)[0])
 
 
 @jax.jit
@@ -442,25 +504,36 @@ def _init_rows(model, params, options):
     """Return the state of the row-sparse engine before the first step."""
     matrix, rest = model.split_rows(params)
     matrix = np.asarray(matrix)
-    kernel = model.row_kernel(matrix.shape[1], matrix.dtype)
-    threads = options.threads or _num_threads(options.entries_per_batch * matrix.shape[1])
-    if kernel.max_threads is not None:
-        if (options.threads or 1) > kernel.max_threads:
-            raise OptionError("threads", f"must be at most {kernel.max_threads} for {type(model).__name__}")
-        threads = min(threads, kernel.max_threads)
+    most = _max_threads(model, matrix, options.threads)
+    threads = min(options.threads or _num_threads(options.entries_per_batch * matrix.shape[1]), most)
     window = options.window
     if rest is not None:
-        rest = svi.init(rest, _dense_kind(options))
+        rest = svi.init(rest, window_kind(options))
     return init_rows(
         matrix,
-        min(threads, len(matrix)),
+        threads,
         infinite=not callable(window) and window == math.inf,
         window=window if isinstance(window, Adaptive) else None,
         rest=rest,
     )
 
 
-def _dense_kind(options):
+def _max_threads(model, matrix, threads):
+    """Return the largest number of threads for a matrix of this shape; raise an error if more are asked for."""
+    most = model.row_kernel(matrix.shape[1], matrix.dtype).max_threads
+    if most is not None and (threads or 1) > most:
+        raise OptionError("threads", f"must be at most {most} for {type(model).__name__}")
+    return min(matrix.shape[0], most or matrix.shape[0])
+
+
+def _with_threads(model, state, threads):
+    """Return a state for this number of threads; None keeps that of the run that is continued."""
+    shape = jax.ShapeDtypeStruct((state.num_words, state.num_columns), state.dtype)
+    number = min(threads or len(state.partitions), _max_threads(model, shape, threads))
+    return state if number == len(state.partitions) else repartition(state, number)
+
+
+def window_kind(options: EngineOptions) -> Window:
     """Return the window kind for dense statistics; a schedule starts with its longest window."""
     window = options.window
     if isinstance(window, Window):
@@ -468,24 +541,24 @@ def _dense_kind(options):
             raise OptionError("slots", f"has no effect with the window {window}")
         # The run gives every step its length; the state of an exponential window keeps none.
         return Exponential() if isinstance(window, Exponential) else window
-    longest = window.longest if isinstance(window, Adaptive) else float(window(0) if callable(window) else window)
+    longest = (
+        window.longest if isinstance(window, Adaptive) else float(np.asarray(window(0) if callable(window) else window))
+    )
     return Moving(longest, dtype=_slot_dtype(options.slots))
 
 
 def _check_resumable(state, options, slots):
     """Return a state from which a run with these options can continue; or raise an error."""
-    _check_not_donated(state.partitions)
-    if options.threads not in (None, len(state.partitions)):
-        raise OptionError("threads", f"must be {len(state.partitions)}, as in the run that is continued")
+    check_not_donated(state.partitions)
     if slots is not None and state.slot_dtype not in (None, slots):
         raise OptionError("slots", f"must be {state.slot_dtype}, as in the run that is continued")
-    _check_rule(state.rule, options.window)
+    check_rule(state.rule, options.window)
     return state
 
 
-def _check_window(window, options):
+def check_window(window: WindowState, options: EngineOptions) -> None:
     """Raise an error unless a dense run with this window state can continue with these options."""
-    if type(_dense_kind(options)) is not type(window.kind):
+    if type(window_kind(options)) is not type(window.kind):
         raise ValueError(f"this state has the window {window.kind}; it cannot continue with window={options.window}")
     slots = _slot_dtype(options.slots)
     if slots is not None and isinstance(window, MovingState) and window.capacity:
@@ -494,7 +567,7 @@ def _check_window(window, options):
             raise OptionError("slots", f"must be {stored}, as in the run that is continued")
 
 
-def _check_not_donated(arrays):
+def check_not_donated(arrays: PyTree) -> None:
     """Raise an error if a step of another run has overwritten these arrays of a state."""
     if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(arrays)):
         raise ValueError(
@@ -502,7 +575,7 @@ def _check_not_donated(arrays):
         )
 
 
-def _check_rule(rule, window):
+def check_rule(rule: adaptive.DelayedRule | None, window: WindowSpec) -> None:
     """Raise an error unless a state with this adaptive rule, or without one, can continue with this window."""
     previous = None if rule is None else adaptive.spec_of(rule.state)
     if previous != (window if isinstance(window, Adaptive) else None):
@@ -528,14 +601,16 @@ def _is_number(value):
     return isinstance(value, int | float | np.number) or (isinstance(value, np.ndarray | jax.Array) and not value.ndim)
 
 
-def _not_finite(step):
+def not_finite_error(step: int) -> NotFiniteError:
+    """Return the error about statistics that are not finite."""
     return NotFiniteError(
         f"step {step}: the statistics are not finite. The parameters before this step are kept in .params. Look for "
         "parameters or counts of extreme size, or use a smaller step size"
     )
 
 
-def _negative(step, model):
+def negative_error(step: int, model: Model) -> NotFiniteError:
+    """Return the error about statistics of rows that are negative."""
     return NotFiniteError(
         f"step {step}: {type(model).__name__} returned negative statistics of rows, and the row-sparse engine needs "
         "statistics of at least 0. The parameters before this step are kept in .params. Keep such statistics in dense "

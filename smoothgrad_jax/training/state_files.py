@@ -100,7 +100,9 @@ def write_tree(folder: str | os.PathLike, tree: PyTree) -> dict[str, Json]:
     return {"structure": structure, "files": files}
 
 
-def read_tree(folder: str | os.PathLike, written: Mapping[str, Json], like: PyTree = None) -> PyTree:
+def read_tree(
+    folder: str | os.PathLike, written: Mapping[str, Json], like: PyTree = None, *, copy: bool = True
+) -> PyTree:
     """Read a pytree that :func:`write_tree` wrote.
 
     The files are memory-mapped and copied leaf by leaf. Everything is checked before the first copy.
@@ -110,6 +112,8 @@ def read_tree(folder: str | os.PathLike, written: Mapping[str, Json], like: PyTr
       written: What :func:`write_tree` returned.
       like: A pytree that contains an example of every node which is neither a dict, list, tuple or None nor a
         NamedTuple of this package.
+      copy: Copy the leaves into memory. If False, all leaves are views of the memory-mapped files, for a caller that
+        needs a part of them.
 
     Raises:
       LoadError: A file is missing or damaged, or does not belong to the structure.
@@ -135,7 +139,8 @@ def read_tree(folder: str | os.PathLike, written: Mapping[str, Json], like: PyTr
             library, dtype, shape = _parse(leaf)
             start = starts[dtype.name]
             starts[dtype.name] = end = start + math.prod(shape)
-            return _as_leaf(library, flat[dtype.name][start:end].reshape(shape))
+            array = flat[dtype.name][start:end].reshape(shape)
+            return _as_leaf(library, array) if copy else array
 
         return _rebuild(structure, restore, node_types)
 

@@ -435,6 +435,15 @@ def test_verify_reports_every_file_of_a_corpus_a_model_and_its_checkpoints(conve
             path.write_bytes(before)
     assert main(["verify", str(tmp_path)]) == 1
     assert "expected the folder of a corpus, a model, a run or a checkpoint" in capsys.readouterr().err
+    file = tmp_path / "papers.csv"
+    file.write_text("")
+    assert main(["verify", str(file)]) == 1
+    assert capsys.readouterr().err.endswith("a model, a run or a checkpoint, got a file\n")
+    assert main(["verify", str(tmp_path / "missing")]) == 1
+    assert capsys.readouterr().err.endswith("a model, a run or a checkpoint, which does not exist\n")
+    (tmp_path / "sweep.json").write_text("[]")
+    assert main(["verify", str(tmp_path)]) == 1
+    assert f"one folder per run in {tmp_path / 'runs'}" in capsys.readouterr().err
 
 
 def test_a_full_disk_at_a_checkpoint_costs_no_training(texts, tmp_path, capsys, monkeypatch):
@@ -564,6 +573,27 @@ def test_output_that_cannot_be_written_at_the_end_is_an_error(model):
     assert (done.returncode, done.stderr) == (1, "smoothgrad topics: [Errno 28] No space left on device\n")
 
 
+def test_every_command_has_help(capsys):
+    for command in cli.COMMANDS:
+        with pytest.raises(SystemExit) as end:
+            main([command, "--help"])
+        assert end.value.code == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert shown.startswith(f"usage: smoothgrad {command} ")
+        assert cli.COMMANDS[command].description in shown
+        positional = shown.partition("positional arguments: ")[2].split()
+        assert "MODEL" not in positional[:1] or positional[1:5] == ["folder", "of", "a", "model:"]
+
+
+def test_the_help_of_the_topics_says_what_their_columns_mean(capsys):
+    for command in ("demo", "fit", "topics"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        shown = capsys.readouterr().out
+        assert "prevalence" in shown
+        assert "NPMI" in shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -593,7 +623,6 @@ def test_output_that_cannot_be_written_at_the_end_is_an_error(model):
         ),
         (["fit", "missing", "--out", "new", "--rho", "0.1", "--tau", "5"], "--tau has no effect with a constant step"),
         (["fit", "missing", "--out", "new", "--patience", "5"], "--patience has no effect without early stopping"),
-        (["fit", "texts.txt", "--out", "model", "--resume", "--threads", "2"], "--threads"),
         (["transform", "missing", "missing", "--out", "theta.xls"], "ends in .tsv, .csv, .jsonl, .npz or .parquet"),
         (["report", "missing", "--out", "nowhere/report.html"], "the folder nowhere does not exist"),
         (

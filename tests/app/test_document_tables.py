@@ -213,6 +213,26 @@ def test_groups_are_printed_and_written_as_json_lines(model, papers, capsys):
     assert list(sums.values()) == pytest.approx([1] * len(sums))
 
 
+def test_groups_have_the_labels_of_topics(model, papers, folder, capsys):
+    path, by = str(papers[0]), ["--by", "date", "--period", "year"]
+    labelled = str(folder / "labelled")
+    save_model(labelled, load_model(model)._replace(labels={1: "cooking"}))
+    assert main(["groups", labelled, path, *by, "--top", "3"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("topic ")]
+    assert sorted(line.split(":")[:-1] for line in lines) == [["topic 0"], ["topic 1", " cooking"], ["topic 2"]]
+    assert main(["groups", labelled, path, *by, "--out", f"{labelled}.csv"]) == 0
+    assert [row["label"] for row in read_table(folder / "labelled.csv")][:4] == ["", "cooking", "", ""]
+
+
+@pytest.mark.parametrize("suffix", ["tsv", "csv"])
+def test_kept_numbers_have_all_their_digits(model, folder, suffix):
+    values = [1_609_459_200.5, 0.1 + 0.2, 12_345_678]
+    path, out = folder / "numbers.jsonl", folder / f"numbers.{suffix}"
+    path.write_text("".join(json.dumps({"text": "sail", "x": value}) + "\n" for value in values))
+    assert main(["transform", model, str(path), "--keep", "x", "--out", str(out)]) == 0
+    assert [float(row["x"]) for row in read_table(out)] == values
+
+
 def test_characters_that_command_a_terminal_are_shown_as_escapes(model, folder, capsys):
     path = folder / "escapes.jsonl"
     records = [{"id": f"a\x1b[2J{d}", "group": "g\x1b]0;title", "text": f"sail \x1b[31m {d}"} for d in range(3)]

@@ -866,11 +866,16 @@ def test_groups_show_means_and_intervals(browser, hostile, complete):
     page.check()
 
     page = Page(browser, hostile[1], address="#topic=1")
-    means = make_groups(values=[HOSTILE[0], HOSTILE[1], HOSTILE[7]]).prevalence[:, 1]
+    groups = make_groups(values=[HOSTILE[0], HOSTILE[1], HOSTILE[7]])
+    means = groups.prevalence[:, 1]
     names = [HOSTILE[0], HOSTILE[1], HOSTILE[7]]
     assert page.texts("#group-rows .value") == [names[g] for g in np.argsort(-means)]
     widths = page.run("return [...document.querySelectorAll('#group-rows .own')].map((e) => parseFloat(e.style.width))")
     np.testing.assert_allclose(np.array(widths) / widths[0], np.sort(means)[::-1] / means.max(), rtol=0.01)
+    # The dashed line is the mean over the documents of all groups: it is never below or above every group.
+    overall = np.average(means, weights=groups.num_docs)
+    dashed = page.run("return parseFloat(document.querySelector('#group-rows .corpus').style.left)")
+    np.testing.assert_allclose(dashed / widths[0], overall / means.max(), rtol=0.01)
     assert not page.find("#time-chart").is_displayed()
     page.check()
 

@@ -326,8 +326,8 @@ def test_folders_without_a_model_are_named(tmp_path):
         ({"eta": math.nan}, "eta must be finite"),
         ({"num_docs": 0}, "num_docs must be a positive number, got 0"),
         ({"vocabulary": ["a"]}, "the vocabulary must have 7 words, one per row of λ, got 1"),
-        ({"vocabulary": [*"abcdef", "g\nh"]}, "word 6 of the vocabulary cannot be stored as a line of UTF-8"),
-        ({"vocabulary": [*"abcdef", "\ud800"]}, "word 6 of the vocabulary cannot be stored as a line of UTF-8"),
+        ({"vocabulary": [*"abcdef", "g\nh"]}, r"the word 'g\\nh' cannot be a line of vocabulary.txt"),
+        ({"vocabulary": [*"abcdef", "\ud800"]}, r"the word '\\ud800' cannot be a line of vocabulary.txt"),
         ({"prevalence": np.ones(7)}, r"prevalence must have shape \(3,\)"),
         ({"word_counts": -np.ones(7)}, "word_counts must not be negative"),
         ({"quality": QUALITY._replace(npmi=np.zeros(2))}, "quality must be that of 3 topics, got 2"),
@@ -352,6 +352,11 @@ def test_topics_have_distinct_names_with_their_labels():
     model = a_model(labels={2: "galaxies", 0: "galaxies"})
     assert model.topic_names() == ["topic 0: galaxies", "topic 1", "topic 2: galaxies"]
     assert a_model().topic_names() == ["topic 0", "topic 1", "topic 2"]
+
+
+def test_a_model_is_shown_by_its_sizes():
+    shown = repr(a_model(num_words=12_345, num_topics=6, num_docs=7600.0))
+    assert shown == "SavedModel(6 topics, 12,345 words, 7,600 training documents)"
 
 
 def test_topics_and_their_words():

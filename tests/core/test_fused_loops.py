@@ -30,7 +30,7 @@ def add_rows(arrays, ids, values, holder):
 
 
 @pytest.mark.parametrize("number", [1, 2, 50])
-def test_whole_is_the_same_function(number, rng):
+def test_a_fused_loop_is_the_same_function(number, rng):
     ids, values = rng.integers(0, 5_000, number).astype(np.int32), rng.gamma(1, 1, (number, 12)).astype(np.float32)
     expected = np.zeros((5_000, 12), np.float32)
     np.add.at(expected, ids, values)
@@ -45,7 +45,7 @@ def test_whole_is_the_same_function(number, rng):
     np.testing.assert_allclose(largest, np.where(values.max(1) > 1, values.max(1), 0))
 
 
-def test_whole_does_not_mind_what_is_not_used():
+def test_inputs_of_a_fused_loop_may_be_unused():
     """XLA before jax 0.12 ends the process if a call has an argument without a use."""
     program = jax.jit(fused(lambda x, y, z, u: x + z[:3]))
     np.testing.assert_array_equal(program(jnp.zeros(3), jnp.ones(3), jnp.ones(5), jnp.ones(())), 1)

@@ -186,7 +186,7 @@ def keep_nothing(state, info):
     del state, info
 
 
-def testfree_memory_is_what_linux_says():
+def test_free_memory_is_what_linux_says():
     if not Path("/proc/meminfo").exists():
         pytest.skip("no /proc/meminfo on this system")
     total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024

@@ -943,11 +943,15 @@ def test_columns_of_parquet_are_kept(tmp_path):
         "n": [3, None],
         "score": [0.5, math.nan],
         "tags": [["x", "y"], []],
+        "bytes": [b"\xc3\xbc\xff", None],
+        "days": [[day], []],
     }
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "x.parquet")
     keep = ["day", "price", "n", "score", "tags"]
     found = [tuple(each) for each in open_source(tmp_path / "x.parquet", keep=keep).metadata()]
     assert found == [("a/1", ("2020-05-17", "1.50", 3, 0.5, '["x", "y"]')), (None, (None, None, None, None, "[]"))]
+    found = [each.fields for each in open_source(tmp_path / "x.parquet", keep=["bytes", "days"]).metadata()]
+    assert found == [("ü\ufffd", '["2020-05-17"]'), (None, "[]")]
     times = [each.fields[0] for each in open_source(tmp_path / "x.parquet", id="n", keep=["time"]).metadata()]
     assert times[1] == "1970-01-01 00:00:00.000000001"
     for options, message in (

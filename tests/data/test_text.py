@@ -230,15 +230,16 @@ def test_automatic_limits_depend_on_the_number_of_documents():
 SCRIPT = """
 import os, signal
 print("script runs")
-from smoothgrad_jax.data import collocations, text
+from smoothgrad_jax.data import text
 text._CHUNK = 1_000
-pools, start = [], text._start_pool
-text._start_pool = lambda jobs: pools.append(start(jobs)) or pools[-1]
+pools, start = [], text.start_pool
+text.start_pool = lambda jobs: pools.append(start(jobs)) or pools[-1]
 stream = text.count_stream((f"star moon{i % 7}" for i in range(2_000)), text.tokens(), jobs=2)
 chunks = [next(stream) for _ in range(5)]
 modules = pools[0].submit(eval, "set(__import__('sys').modules)").result()
 assert "smoothgrad_jax.data.text" in modules and not {"jax", "smoothgrad_jax.data.corpus_folder"} & modules
-assert signal.SIGINT in pools[0].submit(signal.pthread_sigmask, signal.SIG_BLOCK, []).result()  # Ctrl-C is blocked
+blocked = pools[0].submit(signal.pthread_sigmask, signal.SIG_BLOCK, []).result()
+assert {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} <= blocked
 os.kill(pools[0].submit(os.getpid).result(), signal.SIGKILL)
 chunks.extend(stream)
 assert len(pools) == 1 and len(chunks) > 20
@@ -336,6 +337,8 @@ def test_a_frequent_pair_of_frequent_words_is_not_a_collocation():
 def test_a_token_with_a_space_is_not_a_sequence():
     names, ones = ["new york", "star"], np.ones(2, int)
     assert collocations.collocations(lambda: names, ones, ones, 1, 0.5, (1, 2)).all()
+    names, total = ["star", "star moon", "moon"], np.array([2, 4, 2])  # as many as all words without a space
+    assert collocations.collocations(lambda: names, total, total, 1, 0.5, (1, 2)).all()
 
 
 CHINESE = "我们使用机器学习方法研究大规模文本数据的主题模型。"
@@ -372,7 +375,7 @@ def test_a_tokenizer_receives_the_text_and_its_words_are_counted():
 TOKENIZER_SCRIPT = """
 import os, sys
 sys.path.append(sys.argv[1])
-from smoothgrad_jax.data import collocations, text
+from smoothgrad_jax.data import text
 text._CHUNK = 1_000
 main = os.getpid()
 def cut(text):
@@ -456,6 +459,6 @@ def test_a_stored_regular_expression_cannot_hang(monkeypatch):
     definition = text.stored_tokens({**text.tokens().as_json(), "token_pattern": r"[a-z]+"})
     monkeypatch.setattr(text, "_PATTERN_SECONDS", 60)
     assert [chunk.words for chunk in text.count_stream(["star moon"], definition)] == [["star", "moon"]]
-    monkeypatch.setattr(text, "_start_pool", lambda jobs: None)
+    monkeypatch.setattr(text, "start_pool", lambda jobs: None)
     with pytest.raises(CorpusError, match="is applied in another process, which could not be started"):
         list(text.count_stream(["star moon"], definition))

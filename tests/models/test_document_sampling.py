@@ -254,7 +254,18 @@ def test_sampling_without_a_key_is_refused(documents, lam):
         local_step(model(), lam, pack(documents))
 
 
-@pytest.mark.parametrize("method", [Sampled(0, 0), Sampled(2, 3), "sampled"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        Sampled(0, 0),
+        Sampled(2, 3),
+        Sampled(np.int64(0), np.int64(0)),
+        Sampled(2, np.int64(3)),
+        Sampled(5.0, 2),
+        Sampled(True, True),
+        "sampled",
+    ],
+)
 def test_a_method_that_cannot_be_used_is_refused(documents, lam, method):
     with pytest.raises(OptionError):
         local_step(LDA(0.1, 0.1, 20, method=method), lam, pack(documents), key=KEY)

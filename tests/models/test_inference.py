@@ -57,6 +57,13 @@ def test_also_of_many_words_and_long_documents(num_topics):
         np.testing.assert_array_equal(inference.posteriors(model, lam, X[[d]])[0], gamma[d])
 
 
+def test_another_number_of_documents_compiles_nothing(lam):
+    inference.posteriors(MODEL, lam, np.ones((5, V)))
+    number = inference._fit._cache_size()
+    assert inference.posteriors(MODEL, lam, np.ones((7, V))).shape == (7, K)
+    assert inference._fit._cache_size() == number
+
+
 def test_completion_is_log_predictive(lam, X):
     found = inference.completion(MODEL, lam, X, jax.random.key(7))
     halves = split_documents(X, jax.random.key(7))

@@ -1,5 +1,7 @@
 """The model: against the float64 transcription, scikit-learn, and invariances that must hold."""
 
+import tracemalloc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,11 @@ from sklearn.decomposition._lda import _update_doc_distribution
 
 from smoothgrad_jax import (
     LDA,
+    Collapsed,
     Corpus,
+    Maximum,
+    Mean,
+    Sampled,
     elbo,
     init_topics,
     local_step,
@@ -53,6 +59,18 @@ def test_local_step_is_the_transcription_in_float64(x64, lam, corpus, alpha):
     iterations = [oracle.fit_document(alpha, lam, *document, 1e-3, 500)[2] for document in corpus]
     np.testing.assert_array_equal(info.iterations, iterations)
     assert 0 < float(info.change) < 1e-3
+
+
+@pytest.mark.parametrize("method", [Mean(), Maximum()])
+def test_methods_with_expected_topics_are_the_transcription_in_float64(x64, lam, corpus, method):
+    options = {"tol": 1e-6, "max_iter": 500}
+    stats, info = local_step(LDA(0.3, 0.1, 1000, method=method, **options), lam, pack(corpus, num_words=V))
+    name = type(method).__name__
+    expected, gamma = oracle.local_step(0.3, lam, corpus, 1000, method=name, **options)
+    np.testing.assert_allclose(info.gamma, gamma, rtol=1e-10)
+    np.testing.assert_allclose(stats, expected, rtol=1e-9, atol=1e-12)
+    iterations = [oracle.fit_document(0.3, lam, *document, *options.values(), method=name)[2] for document in corpus]
+    np.testing.assert_array_equal(info.iterations, iterations)
 
 
 def test_momentum_changes_the_path_and_not_the_goal(x64, lam, corpus):
@@ -146,6 +164,11 @@ def test_log_predictive_is_the_transcription(x64, lam, corpus):
     got = log_predictive(LDA(0.3, 0.1, B), lam, pack(observed), pack(held_out))
     assert float(got) == float(log_predictive(LDA(0.3, 0.1, B), lam, observed, held_out))
     assert float(got) == pytest.approx(oracle.log_predictive(0.3, lam, *halves), rel=1e-10)
+    # One scorer for all methods that use E[β].
+    expected = oracle.log_predictive(0.3, lam, *halves, method="Maximum")
+    for method in (Mean(), Collapsed(), Maximum(), Sampled()):
+        got = log_predictive(LDA(0.3, 0.1, B, method=method), lam, observed, held_out)
+        assert float(got) == pytest.approx(expected, rel=1e-10)
 
 
 def test_log_predictive_of_uniform_topics_is_known():
@@ -409,3 +432,23 @@ def test_seeded_topics_lean_to_documents(rng):
     assert not np.allclose(part, lam, rtol=0.2)
     few = seed_topics(jax.random.key(3), X[:3], 5)  # documents are drawn more than once
     assert np.isfinite(few).all()
+
+
+def test_seeded_topics_are_the_only_array_of_their_size(rng):
+    num_words = 100_000
+    X = scipy.sparse.csr_array(rng.poisson(0.2, (500, 60)))
+    X.resize((500, num_words))
+    tracemalloc.start()
+    lam = seed_topics(jax.random.key(3), X, 5)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert lam.nbytes <= peak < 1.7 * lam.nbytes
+
+
+def test_topics_of_a_large_vocabulary_sum_to_one():
+    """The rows are added in float64: in float32 a sum of 50,000 hardly grows by 0.05."""
+    lam = np.full((300_000, 2), 0.05, np.float32)
+    lam[0] = 50_000
+    found = topics(lam)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found.sum(1, dtype=np.float64), 1, rtol=1e-6)

@@ -22,6 +22,7 @@ import scipy.stats
 
 from smoothgrad_jax import (
     LDA,
+    Adaptive,
     Corpus,
     Exponential,
     NotFiniteError,
@@ -178,11 +179,32 @@ def test_a_run_continues_from_its_state(X, lam, window):
         np.asarray(part.params)
 
 
+@pytest.mark.parametrize(
+    ("window", "slots", "threads", "then"),
+    [
+        (3, None, 2, 3),
+        (3, "uint8", 3, 1),
+        (lambda t: jnp.where(t < 7, 4, 2), "bfloat16", 1, 2),
+        (math.inf, None, 3, 2),
+        (Adaptive(4, 6), None, 2, 4),
+    ],
+)
+def test_a_run_continues_with_another_number_of_threads(x64, X, window, slots, threads, then):
+    model, lam = LDA(0.3, 0.2, D), np.asarray(init_topics(jax.random.key(0), V, K), np.float64)
+    options = {"window": window, "slots": slots, "batch_size": B, "key": KEY, "rho": 0.2}
+    complete = fit(X, model, lam, steps=17, threads=threads, **options).finish()
+    # After 7 steps, several slots are about to leave the window that becomes shorter.
+    state = fit(X, model, lam, steps=7, threads=threads, **options).finish().state
+    rest = fit(X, model, state, steps=10, threads=then, **options).finish()
+    assert len(rest.state.partitions) == then
+    # A rounded slot may round the other way.
+    np.testing.assert_allclose(rest.params, complete.params, rtol=1e-10 if slots is None else 1e-2)
+
+
 def test_a_state_is_not_for_every_run(X, lam):
     model = LDA(0.3, 0.2, D)
     state = fit(X, model, lam, steps=2, batch_size=B, key=KEY, threads=2).finish().state
     for change, message in (
-        ({"threads": 3}, "threads must be 2, as in the run that is continued"),
         ({"slots": "uint8"}, "slots must be float32, as in the run that is continued"),
         ({"window": Exponential(4)}, "of a run on the row-sparse engine"),
     ):

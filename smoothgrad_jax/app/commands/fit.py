@@ -1,10 +1,19 @@
-"""``smoothgrad fit``: train a model on a corpus, with checkpoints."""
+"""``smoothgrad fit``: train a model on a corpus, with checkpoints, in one process or in several.
+
+With ``--distributed`` every process runs this command on the same files. Process 0 prints, and saves the model.
+"""
 
 import logging
+import os
 from argparse import Namespace
-from collections.abc import Collection, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
 
 from smoothgrad_jax.app import runs, saved_models, signals
 from smoothgrad_jax.app.cli import given_settings
@@ -23,8 +32,10 @@ from smoothgrad_jax.app.commands.output import (
 from smoothgrad_jax.app.commands.training import check_space, new_run, saved_model, train
 from smoothgrad_jax.app.event_log import event
 from smoothgrad_jax.core.errors import OptionError
+from smoothgrad_jax.data import folder_lock
 from smoothgrad_jax.data.durable_files import LoadError, SumCheck
 from smoothgrad_jax.data.errors import plural
+from smoothgrad_jax.training import distributed
 from smoothgrad_jax.training.checkpoints import Checkpoint, Checkpoints
 from smoothgrad_jax.training.settings import Settings
 
@@ -33,14 +44,40 @@ _TOPICS_SHOWN, _WORDS_SHOWN = 20, 10
 
 def run(args: Namespace) -> int:
     """Train, save the model, and print its topics."""
-    with output_folder(Path(args.out)) as names:
-        return _run(args, names)
+    if args.distributed:
+        return _run_in_several_processes(args)
+    with output_folder(Path(args.out)):
+        return _run(args)
 
 
-def _run(args: Namespace, names: Collection[str]) -> int:
+def _run_in_several_processes(args: Namespace) -> int:
+    if args.log_json:
+        raise OptionError("log_json", "cannot be used with --distributed: every process would write it")
+    check_folder(Path(args.out))
+    distributed.start(devices=args.threads or 1)
+    is_first = jax.process_index() == 0
+    try:
+        with nullcontext() if is_first else _quiet(), folder_lock.locked(args.out) if is_first else nullcontext():
+            distributed.wait_for_all()  # the folder exists
+            code = _run(args, distributed.mesh())
+            distributed.wait_for_all()  # the model is saved
+            return code
+    except jax.errors.JaxRuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise CommandError(f"process {jax.process_index()}: the exchange with the others failed: {reason}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Print nothing; an error that leaves the block is printed."""
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield
+
+
+def _run(args: Namespace, mesh: Mesh | None = None) -> int:
     out, given = Path(args.out), given_settings(args)
     checkpoints = Checkpoints(out / "checkpoints")
-    last = _last_checkpoint(out, names, checkpoints, args)
+    last = _last_checkpoint(out, checkpoints, args)
     earlier = last.settings if last else {}
     if last:
         runs.check_settings(earlier, given)
@@ -55,10 +92,13 @@ def _run(args: Namespace, names: Collection[str]) -> int:
     metadata = provenance(stored) | ({"word_options": chosen} if chosen else {})
     if last:
         runs.check_same_run(last.settings, settings, metadata)
-    training = new_run(stored, settings, metadata, last)
+    is_first = mesh is None or jax.process_index() == 0
+    if mesh is not None:
+        distributed.check_same(settings.as_json() | metadata | {"checkpoint": last.step if last else None})
+    training = new_run(stored, settings, metadata, last, mesh)
     labels = _earlier_labels(out, settings, metadata) if last else None
     log(f"{size_of(stored)}; {settings.topics} topics, window {settings.window}")
-    if args.overwrite:
+    if args.overwrite and is_first:
         checkpoints.clear()
         (out / "report.html").unlink(missing_ok=True)  # it describes the model that is replaced
     if last and training.step >= training.steps:
@@ -66,8 +106,11 @@ def _run(args: Namespace, names: Collection[str]) -> int:
     event("start", step=training.step, steps=training.steps, model=str(out), settings=training.settings_json())
     check_space(training, stored.corpus, checkpoints)
     with signals.deferred():
-        code = train(training, args.json, checkpoints, out / metrics.FILE_NAME, sums)
-        model = saved_model(training, stored)._replace(labels=labels)
+        code = train(training, args.json, checkpoints, out / metrics.FILE_NAME if is_first else None, sums)
+        lam = np.asarray(training.params)  # of all processes
+        if not is_first:
+            return code
+        model = saved_model(training, stored, lam)._replace(labels=labels)
         saved_models.save_model(out, model)
     latest = training.history[-1] if training.history else {}
     quality = model.quality.summary() if model.quality else {}
@@ -102,9 +145,10 @@ def _earlier_labels(out: Path, settings: Settings, metadata: Mapping[str, Any]) 
         return None
 
 
-def _last_checkpoint(out: Path, names: Collection[str], checkpoints: Checkpoints, args: Namespace) -> Checkpoint | None:
+def _last_checkpoint(out: Path, checkpoints: Checkpoints, args: Namespace) -> Checkpoint | None:
     """Return the checkpoint to resume, or None for a new run; raise an error if that would overwrite files."""
     check_folder(checkpoints.folder)
+    names = {path.name for path in out.iterdir()} - {folder_lock.NAME}
     if args.overwrite:
         if names and not ((out / "model.json").exists() or checkpoints.folder.is_dir()):
             raise CommandError(f"{out}: is neither a model nor the folder of a run; --overwrite replaces only these")
@@ -113,7 +157,7 @@ def _last_checkpoint(out: Path, names: Collection[str], checkpoints: Checkpoints
     if last and not args.resume:
         raise CommandError(f"{out}: contains a run; --resume continues it, --overwrite replaces it")
     # A run that was killed before its first checkpoint leaves only the folder of checkpoints and the metrics.
-    if not last and set(names) - {"checkpoints", metrics.FILE_NAME}:
+    if not last and names - {"checkpoints", metrics.FILE_NAME}:
         what = "contains no checkpoint to resume from" if args.resume else "is not empty"
         raise CommandError(f"{out}: {what}; give another folder, or --overwrite to replace a model")
     for problem in last.damaged if last else ():

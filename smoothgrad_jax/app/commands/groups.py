@@ -34,7 +34,7 @@ def run(args: Namespace) -> int:
     groups = group_documents(args, documents, map(model.transform, documents.corpus.parts()))
     if args.out or args.json:
         with table_writer(args.out, dict, ".jsonl") as write:
-            write(_columns(groups))
+            write(_columns(groups, model.labels or {}))
         if args.out:
             print(f"{args.out}: {plural(len(groups.values), 'group')}")
     else:
@@ -97,13 +97,15 @@ def _check_groups(args: Namespace, documents: ModelInputs) -> bool:
     return all(period_of(name, "year") for name in sizes)
 
 
-def _columns(groups: TopicGroups) -> dict[str, np.ndarray | list]:
-    """Return a table with one row per group and topic."""
+def _columns(groups: TopicGroups, labels: dict[int, str]) -> dict[str, np.ndarray | list]:
+    """Return a table with one row per group and topic, and the labels of the topics, if there are some."""
     G, K = groups.prevalence.shape
+    named = {"label": [labels.get(k) for k in range(K)] * G} if labels else {}
     return {
         "group": [name for name in groups.values for _ in range(K)],
         "documents": np.repeat(groups.num_docs, K),
         "topic": np.tile(np.arange(K), G),
+        **named,
         "prevalence": groups.prevalence.ravel(),
         "low": groups.low.ravel(),
         "high": groups.high.ravel(),
@@ -114,12 +116,12 @@ def _print(groups: TopicGroups, model: SavedModel, top: int) -> None:
     """Print one line per group for the topics that are largest over all groups."""
     mean = groups.num_docs @ groups.prevalence / groups.num_docs.sum()
     shown = np.argsort(-mean, kind="stable")[:top].tolist()
-    words = model.top_words(_WORDS_SHOWN)
+    topics, words = model.topic_names(), model.top_words(_WORDS_SHOWN)
     for k in shown:
-        print(printable(f"topic {k}: {' '.join(word for word, _ in words[k])}"))
+        print(printable(f"{topics[k]}: {' '.join(word for word, _ in words[k])}"))
     if len(shown) < len(mean):
         print(f"… and {plural(len(mean) - len(shown), 'smaller topic')}; --top {len(mean)} prints all of them")
-    print("\nprevalence in % with 95 % intervals")
+    print("\nprevalence (mean of the documents) in % with 95 % intervals")
     field, *names = map(printable, [groups.field, *groups.values])
     width = max(map(len, [field, *names]))
     print(f"{field:<{width}}  documents" + "".join(f"{f'topic {k}':>13}" for k in shown))

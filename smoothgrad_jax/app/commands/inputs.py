@@ -135,7 +135,7 @@ class ModelInputs(NamedTuple):
         if self.source.is_text:
             return self.source.documents()
         indptr, indices, *_ = self.corpus
-        spans = itertools.pairwise(indptr.tolist())
+        spans = itertools.pairwise(map(int, indptr))
         texts = (" ".join(self.words[w] for w in indices[first:last].tolist()) for first, last in spans)
         return map(Document, texts, self.metadata())
 
@@ -175,7 +175,7 @@ def definition_of(model: SavedModel, tokenizer: str | None) -> text.Tokens:
     stored = model.settings.get("tokens")
     if stored is None:
         log("the model does not store how text is split into words; splitting as fit does by default")
-        stored = text.tokens().as_json()
+        stored = {}
     if tokenizer is not None:
         _find_modules_here()
     return text.stored_tokens(stored, tokenizer)

@@ -16,7 +16,7 @@ import multiprocessing
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from multiprocessing import connection, resource_tracker
+from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -30,6 +30,7 @@ from smoothgrad_jax.app.commands.training import new_run, saved_model
 from smoothgrad_jax.app.program_cache import stored_programs
 from smoothgrad_jax.data import corpus_folder
 from smoothgrad_jax.data.corpus_folder import CountedCorpus
+from smoothgrad_jax.data.worker_processes import signals_blocked
 from smoothgrad_jax.training.checkpoints import Checkpoints
 from smoothgrad_jax.training.driver import Progress
 from smoothgrad_jax.training.engines import NotFiniteError
@@ -164,8 +165,7 @@ class _Workers:
     def _start(self) -> Connection:
         context = multiprocessing.get_context("spawn")  # jax does not survive a fork
         ours, theirs = context.Pipe()
-        resource_tracker.ensure_running()  # it would unblock the signals
-        with _signals_blocked():
+        with signals_blocked():
             process = context.Process(target=_serve, args=(theirs, self._data, self._metadata))
             process.start()
         theirs.close()
@@ -220,16 +220,3 @@ def _serve(caller: Connection, data: CountedCorpus | Path, metadata: Mapping[str
             except KeyboardInterrupt:  # before the first step
                 ended = Ended(False)
             caller.send(ended)
-
-
-@contextlib.contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Block Ctrl-C, SIGTERM and SIGHUP in the processes that are started here."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

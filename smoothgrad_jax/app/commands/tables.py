@@ -116,7 +116,7 @@ def _line_writer(file: BinaryIO, suffix: str, topics: Sequence[str]) -> WriteCol
             flat = _flat(part, topics)
             if not started:
                 lines.writerow(flat)
-            lines.writerows(zip(*(map(_field, _python(values)) for values in flat.values()), strict=True))
+            lines.writerows(zip(*map(_fields, flat.values()), strict=True))
         started = True
         file.write(text.getvalue().encode())
 
@@ -192,11 +192,14 @@ def _python(values: Sequence[Value] | npt.NDArray) -> Sequence[Value]:
     return values.tolist() if isinstance(values, np.ndarray) else values
 
 
-def _field(value: Value) -> Value:
-    """Return a value for the csv module, which before Python 3.13 writes a carriage return without quotes."""
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return value.replace("\r\n", "\n").replace("\r", "\n") if isinstance(value, str) else value
+def _fields(values: Sequence[Value] | npt.NDArray) -> Iterable[Value]:
+    """Return values for the csv module: computed numbers with six digits, and metadata with all of theirs.
+
+    Before Python 3.13 the module writes a carriage return without quotes; it becomes a line feed.
+    """
+    if isinstance(values, np.ndarray):
+        return (f"{value:.6g}" for value in values.tolist()) if values.dtype.kind == "f" else values.tolist()
+    return (v.replace("\r\n", "\n").replace("\r", "\n") if isinstance(v, str) else v for v in values)
 
 
 def _cast(value: Value, kind: type) -> Value:

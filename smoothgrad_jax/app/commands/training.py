@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from smoothgrad_jax.app import progress, runs, signals
 from smoothgrad_jax.app.commands import metrics
@@ -24,7 +25,11 @@ from smoothgrad_jax.training.settings import Settings
 
 
 def new_run(
-    stored: CountedCorpus, settings: Settings, metadata: dict[str, Any], checkpoint: Checkpoint | None = None
+    stored: CountedCorpus,
+    settings: Settings,
+    metadata: dict[str, Any],
+    checkpoint: Checkpoint | None = None,
+    mesh: Mesh | None = None,
 ) -> Run:
     """Return a run over a corpus, with some of its documents held out.
 
@@ -33,6 +38,7 @@ def new_run(
       settings: Resolved settings.
       metadata: Entries stored with the settings, such as a fingerprint of the corpus.
       checkpoint: A checkpoint to continue from.
+      mesh: Devices to train on; None for the threads of this process.
     """
     corpus = stored.corpus
     assert settings.held_out is not None, "the settings must be resolved"
@@ -49,6 +55,7 @@ def new_run(
         held_out=corpus.select(held_out) if held_out.size else None,
         checkpoint=checkpoint,
         metadata=metadata,
+        mesh=mesh,
     )
 
 
@@ -123,9 +130,15 @@ def check_space(run: Run, corpus: Corpus, checkpoints: Checkpoints) -> None:
         )
 
 
-def saved_model(run: Run, stored: CountedCorpus) -> SavedModel:
-    """Return the topics of a run as a model that can be saved, with their quality on training documents."""
-    lam, model = np.asarray(run.params), run.model
+def saved_model(run: Run, stored: CountedCorpus, lam: np.ndarray | None = None) -> SavedModel:
+    """Return the topics of a run as a model that can be saved, with their quality on training documents.
+
+    Args:
+      run: The run.
+      stored: Its corpus.
+      lam: λ, if the caller has read it.
+    """
+    lam, model = np.asarray(run.params) if lam is None else lam, run.model
     prevalence = topic_prevalence(lam, np.asarray(model.eta))
     return SavedModel(
         lam=lam,

@@ -40,6 +40,10 @@ def run(args: Namespace) -> int:
 
 def _verdicts(folder: Path) -> Iterator[Verdict]:
     """Yield the verdicts on the files of a corpus, of a model and its checkpoints, or of one or several checkpoints."""
+    expected = "expected the folder of a corpus, a model, a run or a checkpoint"
+    if not folder.is_dir():
+        got = "got a file" if folder.exists() else "which does not exist"
+        raise CommandError(f"{folder}: {expected}, {got}")
     stored = [path for each in (folder, folder / "checkpoints") for path in Checkpoints(each).paths()]
     described: list[tuple[Path, Callable[[Path], dict[str, Entry]]]] = [
         (folder / "manifest.json", corpus_folder.described_files),
@@ -48,7 +52,8 @@ def _verdicts(folder: Path) -> Iterator[Verdict]:
     ]
     found = [(path, files_of) for path, files_of in described if path.exists() or path.parent in stored]
     if not found:
-        raise CommandError(f"{folder}: expected the folder of a corpus, a model, a run or a checkpoint")
+        remedy = f"; a sweep has one folder per run in {folder / 'runs'}" if (folder / "sweep.json").exists() else ""
+        raise CommandError(f"{folder}: {expected}{remedy}")
     for path, files_of in found:
         yield from _verdicts_on_files(path, files_of)
 

@@ -54,6 +54,9 @@ function showGroups() {
   if (groups.at) showTimeChart();
   const [mean, low, high] = groups.topics[state.topic];
   const end = scaleEnd([state.topic]);
+  // The topic's prevalence weighs documents by their length, so that all groups can be below it.
+  const sum = (values) => values.reduce((total, value) => total + value, 0);
+  const overall = sum(mean.map((share, g) => share * groups.docs[g])) / sum(groups.docs);
   const ordered = mean.map((_, g) => g);
   if (!groups.at) ordered.sort((a, b) => mean[b] - mean[a] || a - b);
   const width = (p) => `${Math.min(100, (100 * p) / end)}%`;
@@ -64,7 +67,7 @@ function showGroups() {
     own.style.width = width(mean[g]);
     whisker.style.left = width(low[g]);
     whisker.style.width = width(Math.min(high[g], end) - low[g]);
-    corpus.style.left = width(topics[state.topic].prevalence);
+    corpus.style.left = width(overall);
     return make("li", {}, make("span", { className: "value", dir: "auto", textContent: groups.values[g], title: groups.values[g] }), bar,
       make("span", { className: "share numbers", textContent: shareText(groups.topics[state.topic], g) }),
       make("span", { className: "quiet numbers docs", textContent: integer(groups.docs[g]), title: "documents" }));
@@ -147,7 +150,7 @@ if (groups) {
     groups.at ? `From ${groups.values[0]} to ${groups.values.at(-1)}: mean and 95 % interval. `
       : `${count(groups.values.length, "group", "groups")}, from ${groups.values[0]} on the left to ${groups.values.at(-1)} on the right: mean and 95 % interval. `,
     groups.remark);
-  byId("by-group-note").textContent = groups.at ? "" : "Mean, 95 % interval, documents. Dashed line: the prevalence in the corpus.";
+  byId("by-group-note").textContent = groups.at ? "" : "Mean, 95 % interval, documents. Dashed line: the mean of all these documents.";
   byId("same-scale").addEventListener("change", showMultiples);
   byId("all-groups").addEventListener("click", () => { state.allGroups = !state.allGroups; showGroups(); });
   if (groups.at) addEventListener("resize", showTimeChart);

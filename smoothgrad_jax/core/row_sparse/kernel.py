@@ -136,7 +136,7 @@ class RowSparseModel(Model, Protocol):
         """Return the prior of the matrix, broadcastable to [V, C], and the prior of the dense leaves."""
 
     def row_kernel(self, num_columns: int, dtype: np.dtype) -> RowKernel:
-        """Return the kernel for C columns of this dtype."""
+        """Return the kernel for C columns of this dtype; for accelerators, if the model is told to use them."""
 
 
 RowLocalStep = Callable[[PyTree, Array, Array, PyTree, Any, PRNGKey | None], tuple[Array, PyTree, PyTree]]

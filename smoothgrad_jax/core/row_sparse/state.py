@@ -265,6 +265,78 @@ def _append_columns(lam):
     return jnp.pad(lam, [(0, 0), (0, 2 * lam.shape[1] + CLOCK_SIZE)])
 
 
+def repartition(state: RowSparseState, num_partitions: int) -> RowSparseState:
+    """Return the state for another number of partitions, in O(V + L · rows per minibatch)."""
+    rows = np.empty((state.num_words, state.partitions[0].shape[1]), state.dtype)
+    for s, partition in enumerate(state.partitions):
+        rows[s :: len(state.partitions)] = partition
+    stored = [*state.leaving, *(state.slots or ())]
+    lists = [slot.words for slot in stored] + ([state.entering.words] if state.entering else [])
+    new = [_repartition_words(words, num_partitions) for words in lists]
+    # One shape for all lists, so that one program serves them.
+    capacity = max((words.shape[1] for words, _ in new), default=0)
+    moves = [(_pad_words(words, capacity), source) for words, source in new]
+    moved = [_repartition_slot(slot, *move) for slot, move in zip(stored, moves[: len(stored)], strict=True)]
+    num_leaving = len(state.leaving)
+    return state._replace(
+        partitions=tuple(jnp.array(rows[s::num_partitions]) for s in range(num_partitions)),
+        totals=tuple(jnp.array(state.totals[0]) for _ in range(num_partitions)),
+        leaving=tuple(moved[:num_leaving]),
+        slots=None if state.slots is None else tuple(moved[num_leaving:]),
+        entering=None if state.entering is None else _repartition_entering(state.entering, *moves[-1]),
+    )
+
+
+def _repartition_words(words, num_partitions):
+    """Return lists of words for another number of partitions, and for each entry its position in the old lists."""
+    number, position = np.nonzero(words < END)
+    ids = words[number, position].astype(np.int64) * len(words) + number
+    members = [np.flatnonzero(ids % num_partitions == s) for s in range(num_partitions)]
+    members = [each[np.argsort(ids[each])] for each in members]
+    capacity = -(-max(len(each) + 1 for each in members) // 64) * 64
+    new = np.full((num_partitions, capacity), END, np.int32)
+    for s, each in enumerate(members):
+        new[s, : len(each)] = ids[each] // num_partitions
+    return new, [(number[each], position[each]) for each in members]
+
+
+def _pad_words(words, capacity):
+    return np.pad(words, [(0, 0), (0, capacity - words.shape[1])], constant_values=END)
+
+
+def _repartition_slot(slot, words, source):
+    def move(which):
+        old = [np.asarray(values[which]) for values in slot.values]
+        parts = []
+        for number, position in source:
+            part = np.zeros((words.shape[1], *old[0].shape[1:]), old[0].dtype)
+            for s, values in enumerate(old):
+                here = np.flatnonzero(number == s)
+                part[here] = values[position[here]]
+            parts.append(jnp.array(part))
+        return parts
+
+    columns = [move(which) for which in range(len(slot.values[0]))]
+    return WindowSlot(words, tuple(zip(*columns, strict=True)), slot.total)
+
+
+def _repartition_entering(entering, words, source):
+    # The first thread gets the sum over all threads.
+    capacity = entering.words.shape[1]
+    total = np.sum([np.asarray(each) for each in entering.sums], axis=0)
+    sums = np.zeros((words.size, total.shape[1]), total.dtype)
+    for s, (number, position) in enumerate(source):
+        sums[s * words.shape[1] + np.arange(len(number))] = total[number * capacity + position]
+    others = range(1, len(words))
+    column_sums = np.sum([np.asarray(each) for each in entering.totals], axis=0)
+    return EnteringStatistics(
+        words,
+        (jnp.array(sums), *(slots.zeros(sums.shape, sums.dtype) for _ in others)),
+        entering.scale,
+        (jnp.array(column_sums), *(slots.zeros(column_sums.shape, column_sums.dtype) for _ in others)),
+    )
+
+
 def partition_prior(prior: ArrayLike, state: RowSparseState) -> RowPrior:
     """Partition η, which broadcasts to [V, C], like the rows of the state."""
     num_partitions = len(state.partitions)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from smoothgrad_jax.data import batches, corpus_folder, count_blocks, records
+from smoothgrad_jax.data import corpus_folder, count_blocks, records
 from smoothgrad_jax.data.corpus_folder import CountedCorpus
 from smoothgrad_jax.data.count_blocks import Block
 from smoothgrad_jax.data.documents import Metadata
@@ -36,13 +36,9 @@ def _prepare(source: Source) -> Source:
 
 
 def _blocks(source: Source) -> Iterator[Block]:
-    assert isinstance(source.loaded, CountedCorpus)
-    corpus = source.loaded.corpus
+    # The checksums are compared, because the blocks may be written to another folder, with new checksums.
+    corpus = corpus_folder.open_folder(source.paths[0], verify=True).corpus
     for offsets, entries in count_blocks.block_ranges(corpus.indptr):
-        try:
-            batches.check_entries(corpus, entries)
-        except ValueError as error:
-            raise corpus_error(source.paths[0], f"damaged: {error}") from None
         yield Block(offsets, corpus.indices[entries].astype(np.int32), corpus.data[entries])
 
 

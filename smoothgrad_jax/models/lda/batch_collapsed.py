@@ -16,6 +16,7 @@ from jax import lax
 from smoothgrad_jax.core.types import Array, Numeric
 from smoothgrad_jax.data.batches import Batch
 from smoothgrad_jax.models.lda.batch_entries import document_of, lengths, places_of, sizes
+from smoothgrad_jax.models.lda.document_collapsed import without_one
 from smoothgrad_jax.models.lda.document_fit import LocalInfo, pad
 
 _RATIO, _SMALLEST = 4, 8  # of the arrays for documents that are not finished
@@ -63,9 +64,8 @@ def collapse_together(
         some, phi = carry
         active, entry = unfinished(some), some.first + some.position
         n, old = counts[entry][:, None], phi[entry]
-        # φ_wk ∝ (N_k − φ_wk + α_k) β_wk; rounding may leave N below φ
-        others = jnp.maximum(some.tokens - jnp.minimum(n, 1) * old, 0)
-        new = _normalised((others + prior) * beta[words[entry]])
+        # φ_wk ∝ (N_k − φ_wk + α_k) β_wk
+        new = _normalised(without_one(some.tokens, old, n, prior) * beta[words[entry]])
         phi = phi.at[jnp.where(active, entry, len(phi))].set(new, mode="drop")
         some = some._replace(tokens=jnp.where(active[:, None], some.tokens + n * (new - old), some.tokens))
         return _next_word(some, active, num_topics), phi

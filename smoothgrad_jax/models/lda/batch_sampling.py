@@ -28,6 +28,7 @@ from smoothgrad_jax.models.lda.document_sampling import (
     draw_topic,
     split_counts,
     uniform,
+    without_one,
 )
 
 _RATIO, _SMALLEST = 4, 8  # of the numbers of documents in the loops over t
@@ -78,12 +79,9 @@ def sample_together(
     order, documents = _sort_documents(batch, beta, entries, prior, num_topics, seed)
     per_sweep, columns = 1 / jnp.asarray(counted, dtype), jnp.arange(width)
 
-    def without(tokens, topic, weight):
-        return jnp.where(columns == topic[:, None], jnp.maximum(tokens - weight, 0), tokens)
-
     def draw(sweep, t, some, cursor, tokens, topics):
-        weight, old = entries.weights[cursor.entry][:, None], topics[t, : len(tokens)]
-        others = jnp.where(sweep > 0, without(tokens, old, weight), tokens)
+        weight, old = entries.weights[cursor.entry][:, None], topics[t, : len(tokens), None]
+        others = without_one(tokens, (columns == old) & (sweep > 0), weight)
         from_gamma = (some.number >= LONG) & (sweep == 0)
         weights = jnp.where(from_gamma[:, None], some.gamma, others + prior)
         u, rows = uniform(some.hashes, t, sweep, dtype), beta[entries.words[cursor.entry]]
@@ -95,7 +93,7 @@ def sample_together(
     def count(tokens, topics, t, some, cursor, mean, stats):
         weight, w, tokens = entries.weights[cursor.entry][:, None], entries.words[cursor.entry], tokens[: len(mean)]
         # The expectation of this token given all others has less noise than the topic that was drawn.
-        p = (without(tokens, topics[t, : len(mean)], weight) + prior) * beta[w]
+        p = (without_one(tokens, columns == topics[t, : len(mean), None], weight) + prior) * beta[w]
         scale = per_sweep * weight / p.sum(1, keepdims=True)
         expected = jnp.where((t < some.number)[:, None], scale * p, 0)
         return mean + expected, stats.at[w].add(expected)

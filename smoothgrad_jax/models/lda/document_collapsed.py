@@ -64,9 +64,8 @@ def collapse_documents(
             phi, tokens = carry
             # The barrier separates the read of the old row from the write of the new one; see fused_loops.
             n, old = lax.optimization_barrier((counts[start + i], row(phi, i)))
-            # φ_wk ∝ (N_k − φ_wk + α_k) β_wk; rounding may leave N below φ
-            others = jnp.maximum(tokens - jnp.minimum(n, 1) * old, 0)
-            new = _normalised((others + prior) * row(rows, i))
+            # φ_wk ∝ (N_k − φ_wk + α_k) β_wk
+            new = _normalised(without_one(tokens, old, n, prior) * row(rows, i))
             return set_row(phi, i, new), tokens + n * (new - old)
 
         def unfinished(state):
@@ -101,6 +100,12 @@ def collapse_documents(
     carry = sums, empty, empty, jnp.zeros_like(prior), info
     stats, *_, total, info = lax.fori_loop(first, batch.size if last is None else last, fit, carry)
     return stats, total[0, :num_topics], info
+
+
+def without_one(tokens: Array, phi: Array, count: Array, prior: Array) -> Array:
+    """Return N − φ_w + α, all tokens of the document but one of the word, plus the prior."""
+    # Rounding may leave N below φ.
+    return jnp.maximum(tokens - jnp.minimum(count, 1) * phi, 0) + prior
 
 
 def _normalised(p):

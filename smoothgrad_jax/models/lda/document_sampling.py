@@ -113,7 +113,7 @@ def sample_documents(
                 entry = entries[t]
                 # The barrier separates the read of the old topic from the write of the new one; see fused_loops.
                 weight, old = lax.optimization_barrier((weights_of[start + entry], topics[t]))
-                others = jnp.where((columns == old) & (number > 0), jnp.maximum(tokens - weight, 0), tokens)
+                others = without_one(tokens, (columns == old) & (number > 0), weight)
                 weights = lax.optimization_barrier(jnp.where(from_gamma, gamma, others + prior))
                 new = draw_topic(weights, row(rows, entry), uniform(hashes, t, number, dtype), num_topics)
                 # All of N is written: to change two numbers of it, XLA would copy it.
@@ -124,7 +124,7 @@ def sample_documents(
                 entry, w = entries[t], batch.words[start + entries[t]]
                 weight = weights_of[start + entry]
                 # The expectation of this token given all others has less noise than the topic that was drawn.
-                others = jnp.where(columns == topics[t], jnp.maximum(tokens - weight, 0), tokens)
+                others = without_one(tokens, columns == topics[t], weight)
                 p = lax.optimization_barrier((others + prior) * row(rows, entry))
                 scale = lax.optimization_barrier(per_sweep * weight / _fold(p[0], _LANES).sum())
                 return set_row(stats, w, row(stats, w) + scale * p), mean + scale * p
@@ -156,6 +156,11 @@ def split_counts(counts: Array) -> tuple[Array, Array]:
     """Return the number of tokens of each entry, and the weight of one; 1 unless the count is fractional."""
     pieces = jnp.ceil(counts)
     return pieces.astype(jnp.int32), counts / jnp.maximum(pieces, 1)
+
+
+def without_one(tokens: Array, is_topic: Array, weight: Array) -> Array:
+    """Return N without a token of this weight, whose topic is marked; rounding may leave N below the weight."""
+    return jnp.where(is_topic, jnp.maximum(tokens - weight, 0), tokens)
 
 
 def document_hashes(documents: Array, seed: Array) -> tuple[Array, Array]:

@@ -20,17 +20,16 @@ import numpy as np
 
 from smoothgrad_jax.core._threads import num_threads, submit
 from smoothgrad_jax.core._xla import SINGLE_THREAD_OPTIONS
-from smoothgrad_jax.core.fused_loops import fused
 from smoothgrad_jax.core.platforms import platform_of
 from smoothgrad_jax.core.types import ArrayLike, PRNGKey
 from smoothgrad_jax.data import batches
 from smoothgrad_jax.data.corpus import Corpus
-from smoothgrad_jax.models.lda import local_steps
 from smoothgrad_jax.models.lda.document_sampling import SampledInfo
-from smoothgrad_jax.models.lda.execution import choose, for_platform
+from smoothgrad_jax.models.lda.execution import for_platform
 from smoothgrad_jax.models.lda.methods import deterministic
-from smoothgrad_jax.models.lda.model import LDA, Documents, check, local_step, split_documents
+from smoothgrad_jax.models.lda.model import LDA, Documents, check, fit_local, local_step, split_documents
 from smoothgrad_jax.models.lda.row_kernel import without_tokens
+from smoothgrad_jax.models.lda.topics import topics
 
 _CHUNK = 512  # documents per call of the compiled program
 _ENTRIES = 1 << 16  # entries of held-out halves that are scored at a time; allocates two arrays [_ENTRIES, K]
@@ -88,7 +87,7 @@ def posteriors(
     model = check(model._replace(method=deterministic(model.method), **given), lam, corpus.num_words)
     lam = jnp.asarray(lam)
     model = model._replace(execution=for_platform(model.execution, platform_of(lam)))
-    size = min(_CHUNK, corpus.num_docs)
+    size = min(_CHUNK, batches.next_power_of_two(corpus.num_docs))  # few programs, whatever the number of documents
     starts = np.arange(0, corpus.num_docs, size)
     lengths = np.diff(corpus.indptr)
     shortest, layout = int(lengths.argmin()), _layout(corpus, lengths, starts, size)
@@ -150,7 +149,7 @@ def completion(model: LDA, lam: ArrayLike, X: Documents, key: PRNGKey | None = N
     observed, held_out = split_documents(X, jax.random.key(0) if key is None else key)
     theta = proportions(model, lam, observed, **options)
     lam = np.asarray(lam)
-    beta = lam / lam.sum(0, dtype=np.float64).astype(lam.dtype)
+    beta = topics(lam).T
     document = np.repeat(np.arange(held_out.shape[0]), np.diff(held_out.indptr))
     log_prob = np.empty(held_out.nnz)
     for first in range(0, held_out.nnz, _ENTRIES):
@@ -165,24 +164,7 @@ def completion(model: LDA, lam: ArrayLike, X: Documents, key: PRNGKey | None = N
 
 @partial(jax.jit, compiler_options=SINGLE_THREAD_OPTIONS)
 def _fit(model, lam, batch):
-    alpha = jnp.broadcast_to(model.alpha, lam.shape[1])
-    operands = model.method, alpha, lam, lam.sum(0, keepdims=True), batch, model.tol, model.max_iter
-    return choose(model.execution, _fit_sequential, _fit_batched, *operands)
-
-
-def _fit_batched(method, alpha, lam, total, batch, tol, max_iter):
-    return local_steps.fit_batched(method, alpha, lam, total, batch, tol, max_iter, None)[-1].gamma
-
-
-def _fit_sequential(method, alpha, lam, total, batch, *options):
-    empty = jnp.zeros((batch.size, lam.shape[1]), lam.dtype)
-    return _fit_fused(empty, method, alpha, lam, total, batch, *options)
-
-
-@fused
-def _fit_fused(_, method, alpha, lam, total, batch, tol, max_iter):
-    beta = local_steps.gather(method, lam, total, batch)
-    return local_steps.fit_batch(method, alpha, (beta,), batch, tol, max_iter, None)[-1].gamma
+    return fit_local(model, lam, batch, None)[1].gamma
 
 
 def _layout(corpus, lengths, starts, size):

@@ -80,41 +80,28 @@ def fit_batch(
         return sample_documents(alpha, beta, batch, seed, *method, first, last)
     if isinstance(method, Collapsed):
         return collapse_documents(alpha, beta, batch, tol, max_iter, first, last)
-    proportions = (lambda gamma: gamma) if isinstance(method, Maximum) else None
-    return fit_documents(alpha, beta, batch, tol, max_iter, first, last, proportions=proportions)
+    return fit_documents(alpha, beta, batch, tol, max_iter, first, last, proportions=_proportions(method))
 
 
 def fit_batched(
     method: Method,
     alpha: Array,
-    lam: Array,
-    totals: Array,
+    beta: Array,
     batch: Batch,
     tol: Numeric,
     max_iter: Numeric,
     seed: Array | None,
-) -> tuple[Array, LocalInfo | SampledInfo]:
+) -> tuple[Array, Array, LocalInfo | SampledInfo]:
     """Infer the topics of the words of all documents at once; see :mod:`smoothgrad_jax.models.lda.execution`.
 
-    Args:
-      method, alpha, batch, tol, max_iter, seed: As in :func:`fit_batch`.
-      lam: λ [V, K].
-      totals: Column sums of λ [1, K].
-
-    Returns:
-      Σ_d n_dw φ_dwk of the words of the batch [U, W], and the info of the method.
+    The arguments and the result are those of :func:`fit_batch`, with β as one array.
     """
-    beta = features(method, lam[batch.vocabulary], normalisers(method, totals))
-    info: LocalInfo | SampledInfo
     if isinstance(method, Sampled):
         assert seed is not None, "the sampled method needs a seed"
-        stats, _, info = sample_together(alpha, beta, batch, seed, *method)
-    elif isinstance(method, Collapsed):
-        stats, _, info = collapse_together(alpha, beta, batch, tol, max_iter)
-    else:
-        proportions = (lambda gamma: gamma) if isinstance(method, Maximum) else None
-        stats, _, info = fit_together(alpha, beta, batch, tol, max_iter, proportions)
-    return stats, info
+        return sample_together(alpha, beta, batch, seed, *method)
+    if isinstance(method, Collapsed):
+        return collapse_together(alpha, beta, batch, tol, max_iter)
+    return fit_together(alpha, beta, batch, tol, max_iter, _proportions(method))
 
 
 def empty_info(method: Method, num_docs: int, num_topics: int, dtype: jnp.dtype) -> LocalInfo | SampledInfo:
@@ -123,6 +110,11 @@ def empty_info(method: Method, num_docs: int, num_topics: int, dtype: jnp.dtype)
     if isinstance(method, Sampled):
         return SampledInfo(gamma, iterations, gamma)
     return LocalInfo(gamma, iterations, jnp.zeros((), dtype))
+
+
+def _proportions(method):
+    """Return θ̃ as a function of γ, where it is not exp ψ(γ)."""
+    return (lambda gamma: gamma) if isinstance(method, Maximum) else None
 
 
 def _pad_to(x, size):

@@ -19,6 +19,9 @@ A method is a pytree: its type is static, its numbers are traced.
 
 from typing import NamedTuple, TypeAlias
 
+import jax
+import numpy as np
+
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.types import Numeric
 
@@ -75,8 +78,9 @@ def check_method(method: Method) -> None:
         names = "Variational(), Mean(), Collapsed(), Maximum() or Sampled(sweeps, counted)"
         raise OptionError("method", f"must be {names}, got {method!r}")
     if isinstance(method, Sampled):
-        numbers = [each for each in method if isinstance(each, int | float)]  # traced numbers are trusted
-        if any(each != int(each) or each < 1 for each in numbers) or (len(numbers) == 2 and numbers[1] > numbers[0]):
+        known = [each for each in method if not isinstance(each, jax.core.Tracer)]
+        is_whole = all(np.ndim(each) == 0 and np.result_type(each).kind in "iu" for each in known)
+        if not is_whole or any(each < 1 for each in known) or (len(known) == 2 and method.counted > method.sweeps):
             raise OptionError("sweeps", f"must be whole numbers, 1 ≤ counted ≤ sweeps, got {method}")
 
 

@@ -135,8 +135,9 @@ class LDA(NamedTuple):
         return self.eta, None
 
     def row_kernel(self, num_columns: int, dtype: np.dtype) -> LDAKernel:
-        """Return the kernel for the row-sparse engine."""
-        return make_kernel(self.alpha, self.num_docs, self.tol, self.max_iter, self.method, num_columns, dtype)
+        """Return the kernel for the row-sparse engine and for a mesh."""
+        options = self.tol, self.max_iter, self.method, self.execution
+        return make_kernel(self.alpha, self.num_docs, *options, num_columns, dtype)
 
 
 def local_step(
@@ -269,7 +270,7 @@ def split_held_out(data: Documents, key: PRNGKey | None, num_words: int) -> Held
 
 @jax.jit
 def _local_step(model, lam, batch, seed):
-    stats, info = _fit(model.alpha, lam, batch, *_local_options(model), seed)
+    stats, info = fit_local(model, lam, batch, seed)
     return _scatter(model, lam, batch, stats), info
 
 
@@ -281,7 +282,7 @@ def _scatter(model, lam, batch, stats):
 
 @jax.jit
 def _elbo(model, lam, batch):
-    _, info = _fit(model.alpha, lam, batch, *_local_options(model), None)
+    _, info = fit_local(model, lam, batch, None)
     operands = lam, lam.sum(0, keepdims=True), batch, info.gamma
     likelihood = choose(model.execution, _log_likelihoods, _log_likelihoods_batched, *operands).sum()
     local = dirichlet.kl_divergence(info.gamma, model.alpha).sum()
@@ -316,7 +317,7 @@ def _log_likelihoods_fused(_, lam, total, batch, gammas):
 
 @jax.jit
 def _log_predictive(model, lam, observed, held_out):
-    _, info = _fit(model.alpha, lam, observed, *_local_options(model), None)
+    _, info = fit_local(model, lam, observed, None)
     theta = info.gamma / info.gamma.sum(1, keepdims=True)
     beta = lam[held_out.vocabulary] / lam.sum(0, keepdims=True)
     log_p = choose(model.execution, _log_probabilities, _sum_log_batched, beta, theta, held_out)
@@ -362,20 +363,38 @@ def _sum_log(beta, theta, batch, d, extra):
     return lax.fori_loop(batch.offsets[d], batch.offsets[d + 1], add, jnp.zeros((), theta.dtype))
 
 
-def _local_options(model):
-    return model.tol, model.max_iter, model.method, model.execution
+def fit_local(model: LDA, lam: Array, batch: Batch, seed: Array | None) -> tuple[Array, LocalInfo | SampledInfo]:
+    """Infer the topics of the words of each document; called inside ``jax.jit``.
+
+    Args:
+      model: The model, from :func:`check`.
+      lam: λ [V, K].
+      batch: The documents.
+      seed: [2] uint32, for the sampled method; else None.
+
+    Returns:
+      Σ_d n_dw φ_dwk of the words of the batch [U, W], and the info of the method.
+    """
+    # Without η, so that the bound can be differentiated by it: a function with a rule for vmap has no gradient.
+    return _fit(model.alpha, lam, batch, model.tol, model.max_iter, model.method, model.execution, seed)
 
 
 @jax.custom_batching.sequential_vmap
 def _fit(alpha, lam, batch, tol, max_iter, method, execution, seed):
-    """Return Σ_d n_dw φ_dwk [U, W], and the info of the method.
+    """Compute the result of :func:`fit_local`.
 
     Runs under ``vmap`` execute one after the other: together each document would take as long as in the slowest run,
     and a row written for several runs at once would not be written in place.
     """
     alpha = jnp.broadcast_to(alpha, lam.shape[1])
     operands = method, alpha, lam, lam.sum(0, keepdims=True), batch, tol, max_iter, seed
-    return choose(execution, _fit_sequential, local_steps.fit_batched, *operands)
+    return choose(execution, _fit_sequential, _fit_batched, *operands)
+
+
+def _fit_batched(method, alpha, lam, total, batch, *options):
+    beta = local_steps.features(method, lam[batch.vocabulary], local_steps.normalisers(method, total))
+    stats, _, info = local_steps.fit_batched(method, alpha, beta, batch, *options)
+    return stats, info
 
 
 def _fit_sequential(method, alpha, lam, *operands):

@@ -1,4 +1,4 @@
-"""LDA on the row-sparse engine: features are β, the kernel fits a range of documents."""
+"""LDA on the row-sparse engine and on a mesh: features are β, the kernel fits a range of documents."""
 
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from smoothgrad_jax.core.types import Array, ArrayLike, Numeric, PRNGKey, PyTree
 from smoothgrad_jax.data.batches import Batch
 from smoothgrad_jax.models.lda import local_steps
 from smoothgrad_jax.models.lda.document_fit import LocalInfo
+from smoothgrad_jax.models.lda.execution import Batched, Execution
 from smoothgrad_jax.models.lda.methods import Method, Sampled
 
 
@@ -35,6 +36,7 @@ class LDAKernel(NamedTuple):
       num_docs: D.
       tol, max_iter: When the fit of a document stops.
       method: The local step.
+      execution: ``Batched()`` fits the documents of a mesh device at once; otherwise they are fitted one by one.
     """
 
     alpha: Any
@@ -42,6 +44,7 @@ class LDAKernel(NamedTuple):
     tol: Any
     max_iter: Any
     method: Method
+    execution: Execution = None
 
     @property
     def max_threads(self) -> None:
@@ -75,6 +78,8 @@ class LDAKernel(NamedTuple):
     ) -> KernelResult:
         """Infer the topics of the documents in a range."""
         del totals, rest
+        if isinstance(self.execution, Batched):
+            return self._fit_batched(features, batch, key)
         start = scratch, jnp.zeros_like(self.alpha), jnp.zeros((), jnp.int32), jnp.zeros((), self.alpha.dtype)
         seed = None if key is None else seed_numbers(key)
         batch = batch if isinstance(self.method, Sampled) else without_tokens(batch)
@@ -82,12 +87,23 @@ class LDAKernel(NamedTuple):
         sums, total, *info = _fit(start, self.alpha, features, batch, bounds, *options, seed)
         return KernelResult(sums, total, None, FitInfo(*info))
 
+    def _fit_batched(self, features: tuple[Array, ...], batch: Batch, key: PRNGKey | None) -> KernelResult:
+        """Infer the topics of all documents at once; a mesh device has no others."""
+        seed = None if key is None else seed_numbers(key)
+        options = self.tol, self.max_iter, seed
+        sums, total, info = local_steps.fit_batched(self.method, self.alpha, jnp.concatenate(features), batch, *options)
+        return KernelResult(sums, total, None, _summary(info, total.dtype))
+
+
+def _summary(info, dtype):
+    change = info.change if isinstance(info, LocalInfo) else jnp.zeros((), dtype)
+    return FitInfo(info.iterations.sum(dtype=jnp.int32), change)
+
 
 @fused
 def _fit(_, alpha, beta, batch, bounds, tol, max_iter, method, seed):
     sums, total, info = local_steps.fit_batch(method, alpha, beta, batch, tol, max_iter, seed, bounds)
-    change = info.change if isinstance(info, LocalInfo) else jnp.zeros((), total.dtype)
-    return sums, total, info.iterations.sum(dtype=jnp.int32), change
+    return sums, total, *_summary(info, total.dtype)
 
 
 def seed_numbers(key: PRNGKey) -> Array:
@@ -106,10 +122,11 @@ def make_kernel(
     tol: Numeric,
     max_iter: Numeric,
     method: Method,
+    execution: Execution,
     num_topics: int,
     dtype: np.dtype,
 ) -> LDAKernel:
     """Return the kernel with hyperparameters in the dtype of λ, so that other numbers compile nothing again."""
     alpha = np.broadcast_to(np.asarray(alpha, dtype), (num_topics,))
     method = jax.tree.map(int, method)
-    return LDAKernel(alpha, float(num_docs), np.asarray(tol, dtype), int(max_iter), method)
+    return LDAKernel(alpha, float(num_docs), np.asarray(tol, dtype), int(max_iter), method, execution)

@@ -51,14 +51,20 @@ def seed_topics(
     entries = batches.entry_positions(X, rows)
     topic = np.repeat(np.arange(len(rows)) // _SEEDS, X.indptr[rows + 1] - X.indptr[rows])
     places = np.asarray(X.indices[entries], np.int64) * num_topics + topic
-    counts = np.bincount(places, X.data[entries], num_words * num_topics).reshape(num_words, num_topics)
+    # Few words of a topic have seeds: no second array of the size of λ is needed.
+    places, entry = np.unique(places, return_inverse=True)
+    counts = np.bincount(entry, X.data[entries], len(places))
+    totals = np.bincount(places % num_topics, counts, num_topics)
     # The seeds of a topic weigh a fraction of the tokens that it would have if all topics were equal.
     tokens = (size if num_docs is None else num_docs) * counts.sum() / len(rows)
-    fraction = counts / np.maximum(counts.sum(0), 1)
-    noise = np.asarray(init_topics(key, num_words, num_topics, dtype))
-    return noise + (_SEED_WEIGHT * tokens / num_topics * fraction).astype(noise.dtype)
+    fraction = counts / np.maximum(totals, 1)[places % num_topics]
+    lam = np.array(init_topics(key, num_words, num_topics, dtype))
+    lam.reshape(-1)[places] += (_SEED_WEIGHT * tokens / num_topics * fraction).astype(lam.dtype)
+    return lam
 
 
 def topics(lam: Array) -> Array:
     """Return E[β] as [K, V]: one row per topic, which sums to one."""
-    return (lam / lam.sum(0, keepdims=True)).T
+    # NumPy adds the rows one after the other: in float32 the sum of a million small numbers is wrong by percents.
+    total = lam.sum(0, dtype=np.float64).astype(lam.dtype) if isinstance(lam, np.ndarray) else lam.sum(0)
+    return (lam / total).T

@@ -1,0 +1,17 @@
+"""The engine for a mesh. Virtual devices must exist before jax starts: the tests run in a process of their own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_on_four_devices(which):
+    tests = Path(__file__).with_name("on_four_devices.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", which, str(tests)]
+    env = os.environ | {"JAX_NUM_CPU_DEVICES": "4"}
+    found = subprocess.run(command, env=env, cwd=tests.parents[2], capture_output=True, text=True, timeout=600)
+    assert found.returncode == 0, found.stdout
