@@ -130,20 +130,20 @@ def _run(args: argparse.Namespace) -> int:
     return code
 
 
-def _leave(args: argparse.Namespace, code: int) -> None:
-    """End the process at once after an error, if it is one of several, so that the others do not wait for it."""
-    if getattr(args, "distributed", False):
-        from smoothgrad_jax.training import distributed
-
-        distributed.leave(code)
-
-
 def _drop_unwritten_output() -> None:
     """Drop output that cannot be written: Python would try again at exit, and replace the exit code by 120."""
     try:
         sys.stdout.flush()
     except OSError:
         signals.drop_output(1)
+
+
+def _leave(args: argparse.Namespace, code: int) -> None:
+    """End the process at once after an error, if it is one of several, so that the others do not wait for it."""
+    if getattr(args, "distributed", False):
+        from smoothgrad_jax.training import distributed
+
+        distributed.leave(code)
 
 
 def given_settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"smoothgrad_jax {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
-        commands.add_parser(name, help=command.help, description=command.description)
+        commands.add_parser(name, help=command.help)
     return parser
 
 
@@ -299,7 +299,7 @@ class Command(NamedTuple):
     Attributes:
       help: What it does.
       add_options: Adds its options to a parser.
-      output: How its output is read, or nothing.
+      output: How its output is read.
       compiles: Whether it compiles programs, which :mod:`smoothgrad_jax.app.program_cache` stores.
     """
 

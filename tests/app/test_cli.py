@@ -551,27 +551,6 @@ def test_every_command_has_help_that_imports_no_numpy_and_no_jax():
         assert about.help[1:20] in text
 
 
-def test_every_command_says_what_it_prints(capsys):
-    for command in cli.COMMANDS:
-        with pytest.raises(SystemExit) as end:
-            main([command, "--help"])
-        assert end.value.code == 0
-        shown = " ".join(capsys.readouterr().out.split())
-        assert shown.startswith(f"usage: smoothgrad {command} ")
-        assert cli.COMMANDS[command].description in shown
-        positional = shown.partition("positional arguments: ")[2].split()
-        assert "MODEL" not in positional[:1] or positional[1:5] == ["folder", "of", "a", "model:"]
-
-
-def test_the_help_of_the_topics_says_what_their_columns_mean(capsys):
-    for command in ("demo", "fit", "topics"):
-        with pytest.raises(SystemExit):
-            main([command, "--help"])
-        shown = capsys.readouterr().out
-        assert "prevalence" in shown
-        assert "NPMI" in shown
-
-
 def test_a_run_whose_output_has_no_reader_is_completed(texts, tmp_path):
     """As before `| head -1`, or before a `tee` that Ctrl-C has ended."""
     command = [sys.executable, "-c", _MAIN, "fit", str(texts), "--out", str(tmp_path / "m"), *COMMON]
@@ -592,6 +571,27 @@ def test_output_that_cannot_be_written_at_the_end_is_an_error(model):
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
     assert (done.returncode, done.stderr) == (1, "smoothgrad topics: [Errno 28] No space left on device\n")
+
+
+def test_every_command_has_help(capsys):
+    for command in cli.COMMANDS:
+        with pytest.raises(SystemExit) as end:
+            main([command, "--help"])
+        assert end.value.code == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert shown.startswith(f"usage: smoothgrad {command} ")
+        assert cli.COMMANDS[command].description in shown
+        positional = shown.partition("positional arguments: ")[2].split()
+        assert "MODEL" not in positional[:1] or positional[1:5] == ["folder", "of", "a", "model:"]
+
+
+def test_the_help_of_the_topics_says_what_their_columns_mean(capsys):
+    for command in ("demo", "fit", "topics"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        shown = capsys.readouterr().out
+        assert "prevalence" in shown
+        assert "NPMI" in shown
 
 
 @pytest.mark.parametrize(
@@ -623,7 +623,6 @@ def test_output_that_cannot_be_written_at_the_end_is_an_error(model):
         ),
         (["fit", "missing", "--out", "new", "--rho", "0.1", "--tau", "5"], "--tau has no effect with a constant step"),
         (["fit", "missing", "--out", "new", "--patience", "5"], "--patience has no effect without early stopping"),
-        (["fit", "texts.txt", "--out", "model", "--resume", "--threads", "2"], "--threads"),
         (["transform", "missing", "missing", "--out", "theta.xls"], "ends in .tsv, .csv, .jsonl, .npz or .parquet"),
         (["report", "missing", "--out", "nowhere/report.html"], "the folder nowhere does not exist"),
         (

@@ -6,8 +6,8 @@ With ``--distributed`` every process runs this command on the same files. Proces
 import logging
 import os
 from argparse import Namespace
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -46,20 +46,20 @@ def run(args: Namespace) -> int:
     """Train, save the model, and print its topics."""
     if args.distributed:
         return _run_in_several_processes(args)
-    with output_folder(Path(args.out)) as names:
-        return _run(args, names)
+    with output_folder(Path(args.out)):
+        return _run(args)
 
 
 def _run_in_several_processes(args: Namespace) -> int:
     if args.log_json:
         raise OptionError("log_json", "cannot be used with --distributed: every process would write it")
+    check_folder(Path(args.out))
     distributed.start(devices=args.threads or 1)
     is_first = jax.process_index() == 0
     try:
-        with output_folder(Path(args.out)) if is_first else _quiet():
+        with nullcontext() if is_first else _quiet(), folder_lock.locked(args.out) if is_first else nullcontext():
             distributed.wait_for_all()  # the folder exists
-            names = {each.name for each in Path(args.out).iterdir()} - {folder_lock.NAME}
-            code = _run(args, names, distributed.mesh())
+            code = _run(args, distributed.mesh())
             distributed.wait_for_all()  # the model is saved
             return code
     except jax.errors.JaxRuntimeError as error:
@@ -74,10 +74,10 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _run(args: Namespace, names: Collection[str], mesh: Mesh | None = None) -> int:
+def _run(args: Namespace, mesh: Mesh | None = None) -> int:
     out, given = Path(args.out), given_settings(args)
     checkpoints = Checkpoints(out / "checkpoints")
-    last = _last_checkpoint(out, names, checkpoints, args)
+    last = _last_checkpoint(out, checkpoints, args)
     earlier = last.settings if last else {}
     if last:
         runs.check_settings(earlier, given)
@@ -145,9 +145,10 @@ def _earlier_labels(out: Path, settings: Settings, metadata: Mapping[str, Any]) 
         return None
 
 
-def _last_checkpoint(out: Path, names: Collection[str], checkpoints: Checkpoints, args: Namespace) -> Checkpoint | None:
+def _last_checkpoint(out: Path, checkpoints: Checkpoints, args: Namespace) -> Checkpoint | None:
     """Return the checkpoint to resume, or None for a new run; raise an error if that would overwrite files."""
     check_folder(checkpoints.folder)
+    names = {path.name for path in out.iterdir()} - {folder_lock.NAME}
     if args.overwrite:
         if names and not ((out / "model.json").exists() or checkpoints.folder.is_dir()):
             raise CommandError(f"{out}: is neither a model nor the folder of a run; --overwrite replaces only these")
@@ -156,7 +157,7 @@ def _last_checkpoint(out: Path, names: Collection[str], checkpoints: Checkpoints
     if last and not args.resume:
         raise CommandError(f"{out}: contains a run; --resume continues it, --overwrite replaces it")
     # A run that was killed before its first checkpoint leaves only the folder of checkpoints and the metrics.
-    if not last and set(names) - {"checkpoints", metrics.FILE_NAME}:
+    if not last and names - {"checkpoints", metrics.FILE_NAME}:
         what = "contains no checkpoint to resume from" if args.resume else "is not empty"
         raise CommandError(f"{out}: {what}; give another folder, or --overwrite to replace a model")
     for problem in last.damaged if last else ():
