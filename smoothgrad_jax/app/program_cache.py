@@ -39,7 +39,7 @@ def stored_programs() -> Iterator[None]:
     with _lock:
         folder = _folder()
         if folder is not None:
-            shortest = jax.config.jax_persistent_cache_min_compile_time_secs
+            shortest = jax.config.values["jax_persistent_cache_min_compile_time_secs"]
             jax.config.update("jax_compilation_cache_dir", str(folder))
             jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     try:
@@ -59,10 +59,10 @@ def cache_folder() -> Path:
 
 def _folder() -> Path | None:
     """Return the folder for programs; None if they are not to be stored, or are stored already."""
-    config = jax.config
+    config = jax.config.values
     if BEFORE_JAX_0_12 or sys.platform != "linux":
         return None
-    if config.jax_compilation_cache_dir is not None or not config.jax_enable_compilation_cache:
+    if config["jax_compilation_cache_dir"] is not None or not config["jax_enable_compilation_cache"]:
         return None
     try:
         folder = cache_folder() / "programs"

@@ -20,5 +20,5 @@ def platform_of(tree: PyTree) -> str | None:
 
 def default_platform() -> str:
     """Return the platform on which jax computes unless it is told otherwise."""
-    default = jax.config.jax_default_device
+    default = jax.config.values["jax_default_device"]
     return jax.default_backend() if default is None else getattr(default, "platform", default)
