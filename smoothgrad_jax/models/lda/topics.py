@@ -66,5 +66,6 @@ def seed_topics(
 def topics(lam: Array) -> Array:
     """Return E[β] as [K, V]: one row per topic, which sums to one."""
     # NumPy adds the rows one after the other: in float32 the sum of a million small numbers is wrong by percents.
-    total = lam.sum(0, dtype=np.float64).astype(lam.dtype) if isinstance(lam, np.ndarray) else lam.sum(0)
+    is_numpy = isinstance(lam, np.ndarray)
+    total = lam.sum(0, np.float64, keepdims=True).astype(lam.dtype) if is_numpy else lam.sum(0, keepdims=True)
     return (lam / total).T
