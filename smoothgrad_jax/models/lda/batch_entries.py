@@ -76,7 +76,7 @@ def blocks_of(batch: Batch, dtype: jnp.dtype) -> Blocks:
     ends = running_sum(num_blocks(batch))
     document = _containing(ends, capacity)
     within = jnp.arange(capacity) - (ends - num_blocks(batch))[document]
-    place = jnp.asarray(batch.offsets)[document][:, None] + TILE * within[:, None] + jnp.arange(TILE)
+    place = jnp.asarray(batch.offsets)[document][:, None] + TILE * within[:, None] + jnp.arange(TILE)[None]
     is_entry = (place < jnp.asarray(batch.offsets)[document + 1][:, None]) & (within >= 0)[:, None]
     place = jnp.where(is_entry, place, 0)
     counts = jnp.where(is_entry, jnp.asarray(batch.counts, dtype)[place], 0)

@@ -55,7 +55,7 @@ def fit_together(
     """
     num_topics, dtype = alpha.shape[0], beta.dtype
     theta_of = jax.vmap(proportions or (lambda gamma: scaled_proportions(gamma)[0]))
-    padded_alpha, is_topic = pad(alpha, jnp.finfo(dtype).tiny), pad(jnp.ones_like(alpha))
+    padded_alpha, is_topic = pad(alpha, jnp.finfo(dtype).tiny)[None], pad(jnp.ones_like(alpha))[None]
     blocks, size = blocks_of(batch, dtype), num_blocks(batch)
     tokens = blocks.sums(blocks.counts.sum(1), batch.size)
 
@@ -77,7 +77,7 @@ def fit_together(
             point,
             jnp.where(active[:, None], gamma, state.gamma),
             jnp.where(active, moved, state.moved),
-            state.number + active,
+            state.number + active.astype(jnp.int32),
             state.rounds + 1,
         )
 
@@ -92,6 +92,6 @@ def fit_together(
     # n_w φ_wk = (n_w / (β̃θ̃)_w) β̃_wk θ̃_k; in this order no factor can overflow
     expected = (blocks.ratios(rows, theta)[..., None] * rows) * theta[blocks.document][:, None]
     stats = jnp.zeros_like(beta).at[blocks.words].add(expected)
-    gamma = jnp.where((lengths(batch) > 0)[:, None], state.gamma[:, :num_topics], alpha)
+    gamma = jnp.where((lengths(batch) > 0)[:, None], state.gamma[:, :num_topics], alpha[None])
     change = jnp.where(size > 0, state.moved, 0).max()
     return stats, stats.sum(0)[:num_topics], LocalInfo(gamma, state.number, change)
