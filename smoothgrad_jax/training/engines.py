@@ -272,7 +272,9 @@ class RowSparseEngine:
     def _set_hyperparameters(self, model: RowSparseModel) -> None:
         prior, rest_prior = model.row_prior()
         self._prior = partition_prior(prior, self._state)
-        self._kernel = model.row_kernel(self._state.num_columns, self._state.dtype)
+        kernel = model.row_kernel(self._state.num_columns, self._state.dtype)
+        # On the device, because every step would transfer arrays of NumPy again.
+        self._kernel = jax.tree.map(lambda leaf: jnp.array(leaf) if isinstance(leaf, np.ndarray) else leaf, kernel)
         self._options = StepOptions(self._warmup, self._slots, rest_prior)
         self._key = _key_for(model, self._run_key)
         self._model = model

@@ -187,8 +187,8 @@ class RowPrior(NamedTuple):
       total: Σ_w η_w [1, C or 1].
     """
 
-    eta: tuple[np.ndarray, ...]
-    total: np.ndarray
+    eta: tuple[Array, ...]
+    total: Array
 
 
 class Workspace:
@@ -343,10 +343,9 @@ def partition_prior(prior: ArrayLike, state: RowSparseState) -> RowPrior:
     eta = np.asarray(prior, state.dtype)
     eta = eta.reshape((1,) * (2 - eta.ndim) + eta.shape)
     total = eta.sum(0, dtype=np.float64, keepdims=True) * (state.num_words / len(eta))
-    return RowPrior(
-        eta=tuple(np.ascontiguousarray(eta[s::num_partitions]) if len(eta) > 1 else eta for s in range(num_partitions)),
-        total=total.astype(state.dtype),
-    )
+    parts = [eta[s::num_partitions] if len(eta) > 1 else eta for s in range(num_partitions)]
+    # On the device, because every step would transfer arrays of NumPy again.
+    return RowPrior(eta=tuple(map(jnp.array, parts)), total=jnp.array(total.astype(state.dtype)))
 
 
 def partition_batch(batch: RowBatch, num_partitions: int, buckets: np.ndarray | None = None) -> PartitionedBatch:
@@ -369,7 +368,7 @@ def partition_batch(batch: RowBatch, num_partitions: int, buckets: np.ndarray | 
         words[s, : len(each)] = used[each] // num_partitions
         position[each] = s * capacity + np.arange(len(each), dtype=np.int32)
     # A single partition has the words in the order of the batch.
-    positions = position[batch.words] if num_partitions > 1 else batch.words
+    positions = position.take(batch.words) if num_partitions > 1 else batch.words
     bucket_of = None
     if buckets is not None:
         bucket_of = np.zeros(num_partitions * capacity, np.int32)  # padding adds zeros to bucket 0
