@@ -55,7 +55,7 @@ Farach-Colton, *Finding frequent items in data streams*, 2002, for the sketch.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +64,8 @@ import numpy as np
 from smoothgrad_jax.core._xla import SINGLE_THREAD_OPTIONS
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.types import Array, Numeric, PyTree
+
+_Rows = TypeVar("_Rows", jax.Array, np.ndarray)
 
 _NUM_BUCKETS = 64  # squared distances are kept within √(2/64) along one direction of a column, and there are K columns
 _FIRST_LENGTH, _FIRST_STEPS = 8, 128  # the window of the first steps, and their number
@@ -192,14 +194,24 @@ def hash_buckets(num_rows: int, leaf: int = 0) -> tuple[np.ndarray, int]:
       num_rows: The number of rows.
       leaf: The number of the array among the leaves: each array has another hash.
     """
-    if num_rows <= _NUM_BUCKETS:
-        return np.arange(num_rows, dtype=np.int32), num_rows
-    # The finaliser of MurmurHash3: every bit of the number reaches every bit of the hash.
-    x: np.ndarray = np.arange(num_rows, dtype=np.uint32) + np.uint32((leaf * 0x9E3779B1 + 0x7F4A7C15) & 0xFFFFFFFF)
-    x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
-    x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
-    x = x ^ (x >> 16)
-    return (x % (2 * _NUM_BUCKETS)).astype(np.int32), _NUM_BUCKETS
+    return bucket_of(np.arange(num_rows, dtype=np.uint32), num_rows, leaf), num_buckets(num_rows)
+
+
+def num_buckets(num_rows: int) -> int:
+    """Return H for an array with this many rows."""
+    return min(num_rows, _NUM_BUCKETS)
+
+
+def bucket_of(rows: _Rows, num_rows: int, leaf: int = 0) -> _Rows:
+    """Return the buckets of some rows of an array, given by their numbers (uint32); see :func:`hash_buckets`."""
+    x = rows
+    if num_rows > _NUM_BUCKETS:
+        # The finaliser of MurmurHash3: every bit of the number reaches every bit of the hash.
+        x = x + np.uint32((leaf * 0x9E3779B1 + 0x7F4A7C15) & 0xFFFFFFFF)
+        x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+        x = (x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+        x = (x ^ (x >> np.uint32(16))) % np.uint32(2 * _NUM_BUCKETS)
+    return x.astype(np.int32)
 
 
 def sum_buckets(zeros: jax.Array, rows: jax.Array, bucket: Array) -> jax.Array:

@@ -1,25 +1,10 @@
-"""One step of smoothed SVI on several devices, as one compiled program.
+"""One step of smoothed SVI on several devices, as one compiled program, with all rows of λ moved at every step.
 
-The devices may belong to several processes. The documents of a minibatch are divided among the devices. A matrix of
-row-sparse parameters is partitioned by words, and with it the window: word w is row w // P of device w mod P. All other
-parameters are replicated. A step exchanges only the rows of the words that the minibatch contains:
+A matrix of row-sparse parameters is partitioned by words, and with it the window. All other parameters are replicated.
+:mod:`smoothgrad_jax.core.mesh_exchange` says how rows and statistics travel, and defines the letters. Then every device
+adds the statistics that it receives, pushes them to its part of the window, and moves its rows.
 
-    1. every device sends the numbers of the rows that its documents need to the devices that have them;
-    2. these devices send the rows back;
-    3. every device fits its documents, and sends the statistics of each row to the device that has it;
-    4. every device adds the statistics that it receives, pushes them to its part of the window, and moves its rows.
-
-| letter | name      | shape      | meaning                                                                       |
-|--------|-----------|------------|-------------------------------------------------------------------------------|
-| P      |           |            | devices of the mesh, which has one axis                                       |
-| R      |           |            | rows per device, ⌈V/P⌉; the last row of a device may be padding               |
-| λ      | ``matrix``| [P · R, C] | row-sparse parameters; None if the model has none                             |
-| U      |           |            | capacity for the words that the documents of one device need of one device    |
-| T      | ``total`` | [1, C]     | column sums of λ                                                              |
-|        | ``rest``  |            | all other parameters                                                          |
-
-The exchange is an all-to-all and a sum; a reduce-scatter is slower on CPU, and was wrong in some versions of jax
-(jax#40830). Each device adds in the order of the devices, so that the same P gives the same bits.
+For large vocabularies see :mod:`smoothgrad_jax.core.row_sparse.mesh`.
 """
 
 from collections.abc import Callable
@@ -30,36 +15,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from smoothgrad_jax.core import adaptive, compensated, svi
-from smoothgrad_jax.core.fused_loops import fused, row, set_row
+from smoothgrad_jax.core.mesh_exchange import (
+    NOT_FINITE,
+    REPLICATED,
+    Exchange,
+    StepOutput,
+    are_finite,
+    failure_of,
+    mean_over_devices,
+    sharding,
+    step_key,
+)
 from smoothgrad_jax.core.row_sparse.kernel import RowKernel
+from smoothgrad_jax.core.row_sparse.state import RowSparseState
 from smoothgrad_jax.core.svi import SVIState
-from smoothgrad_jax.core.types import Array, Numeric, PyTree, Warmup
+from smoothgrad_jax.core.types import Numeric, PyTree, Warmup
 from smoothgrad_jax.core.window import Window
 
-REPLICATED = -1  # the axis of an array that every device has completely
 _BLOCK = 256  # rows that are added before their sum is added to the others
-NOT_FINITE, NEGATIVE = 1, 2  # what is wrong with the statistics of a step; 0 for nothing
-
-
-class MeshBatch(NamedTuple):
-    """A minibatch divided among the devices: every array has a leading axis P.
-
-    Attributes:
-      words: [P, P, U]; entry [d, s] holds the rows that device d needs of device s, increasing, then END. None if the
-        model has no row-sparse parameters.
-      batch: The documents of each device, with words as positions in [P · U]; or parts of another batch.
-      sizes: [P] numbers of documents; the arrays of ``batch`` may hold more, which are empty.
-      notices: [P, N] int32, of which a step returns the maximum over the devices. The last one is the length of an
-        adaptive window, which processes may round differently.
-    """
-
-    words: Any
-    batch: Any
-    sizes: Any
-    notices: Any
 
 
 class Hyperparameters(NamedTuple):
@@ -80,20 +56,6 @@ class Hyperparameters(NamedTuple):
     key: Any
 
 
-class StepOutput(NamedTuple):
-    """What a step returns besides the state, on every device.
-
-    Attributes:
-      failure: 0, NOT_FINITE or NEGATIVE; if not 0, the parameters did not change.
-      notices: [N], the maximum over the devices.
-      sketch: Sketch of the statistics; None unless the window is adaptive.
-    """
-
-    failure: Array
-    notices: Array
-    sketch: Any
-
-
 class MeshState(NamedTuple):
     """The state of a run on a mesh: the parts of the devices of this process.
 
@@ -101,14 +63,15 @@ class MeshState(NamedTuple):
       num_words: V; 0 if the model has no row-sparse parameters.
       num_devices: P.
       devices: Numbers of the devices in the mesh.
-      parts: For each of these devices a :class:`smoothgrad_jax.SVIState` with the words w ≡ device (mod P).
+      parts: For each of these devices a :class:`smoothgrad_jax.SVIState` with the words w ≡ device (mod P), or, of rows
+        that decay lazily, a :class:`smoothgrad_jax.core.row_sparse.state.RowSparseState` with one partition.
       rule: The rule of an adaptive window, or None.
     """
 
     num_words: np.ndarray
     num_devices: np.ndarray
     devices: np.ndarray
-    parts: tuple[SVIState, ...]
+    parts: tuple[SVIState, ...] | tuple[RowSparseState, ...]
     rule: adaptive.DelayedRule | None
 
 
@@ -116,23 +79,21 @@ class Program(NamedTuple):
     """What determines a compiled step.
 
     Attributes:
-      mesh: The devices.
+      exchange: The devices, and how they exchange rows.
       axes: The structure of the state, and per array the axis that is partitioned; from :func:`partitioned_axes`.
       prior_axes: The same for the prior.
       num_words: V; 0 if the model has no row-sparse parameters.
       warmup: See :func:`smoothgrad_jax.core.window.push`.
       is_adaptive: Whether the step returns a sketch.
-      is_batched: Whether the model takes its local step for accelerators.
-      key_type: The implementation of a typed random key; None for no key, or one that is an array of numbers.
+      key_type: See :func:`smoothgrad_jax.core.mesh_exchange.step_key`.
     """
 
-    mesh: Mesh
+    exchange: Exchange
     axes: tuple[Any, tuple[int, ...]]
     prior_axes: tuple[Any, tuple[int, ...]]
     num_words: int
     warmup: Warmup
     is_adaptive: bool
-    is_batched: bool
     key_type: str | None
 
 
@@ -171,11 +132,6 @@ def shardings(mesh: Mesh, axes: tuple[Any, tuple[int, ...]]) -> PyTree:
     return jax.tree.unflatten(structure, [sharding(mesh, axis) for axis in leaves])
 
 
-def sharding(mesh: Mesh, axis: int = REPLICATED) -> NamedSharding:
-    """Return the sharding of an array with one partitioned axis, or of a replicated one."""
-    return NamedSharding(mesh, PartitionSpec(*[None] * axis, *([] if axis == REPLICATED else mesh.axis_names)))
-
-
 def part_of(state: MeshState, device: int, num_devices: int, axes: SVIState) -> SVIState:
     """Return the part of a device in a mesh of any size, from a state whose parts were divided among another number.
 
@@ -185,14 +141,10 @@ def part_of(state: MeshState, device: int, num_devices: int, axes: SVIState) -> 
       num_devices: Devices of the mesh.
       axes: The partitioned axis of each array.
     """
-    parts = dict(zip(state.devices.tolist(), state.parts, strict=True))
-    before = int(state.num_devices)
+    parts, before = parts_by_device(state), int(state.num_devices)
     if num_devices == before and device in parts:
         return parts[device]
-    if len(parts) < before:
-        raise ValueError(
-            f"this state holds {len(parts)} of {before} parts; only a checkpoint can continue on other devices"
-        )
+    check_complete(state)
     words = np.arange(device, int(state.num_words), num_devices)
     capacity = -(-int(state.num_words) // num_devices)
 
@@ -211,15 +163,30 @@ def part_of(state: MeshState, device: int, num_devices: int, axes: SVIState) -> 
     return jax.tree.map(collect, axes, *(parts[owner] for owner in range(before)))
 
 
+def parts_by_device(state: MeshState) -> dict[int, Any]:
+    """Return the parts of a state by the number of their device."""
+    return dict(zip(state.devices.tolist(), state.parts, strict=True))
+
+
+def check_complete(state: MeshState) -> None:
+    """Raise an error unless a state holds the parts of all devices."""
+    if len(state.parts) < int(state.num_devices):
+        raise ValueError(
+            f"this state holds {len(state.parts)} of {state.num_devices} parts; only a checkpoint can continue on "
+            "other devices"
+        )
+
+
 @lru_cache(maxsize=32)
 def compiled_step(program: Program) -> Step:
     """Return the compiled function ``(state, batch, hyperparameters, rho, length) -> (state, output)``.
 
     ``state.params`` is the pair (matrix, rest). The state is donated. ρ and L are numbers; L may be None.
     """
-    by_device, everywhere = sharding(program.mesh, 0), sharding(program.mesh)
-    state = shardings(program.mesh, program.axes)
-    fixed = Hyperparameters(everywhere, shardings(program.mesh, program.prior_axes), *[everywhere] * 3)
+    mesh = program.exchange.mesh
+    by_device, everywhere = sharding(mesh, 0), sharding(mesh)
+    state = shardings(mesh, program.axes)
+    fixed = Hyperparameters(everywhere, shardings(mesh, program.prior_axes), *[everywhere] * 3)
     return jax.jit(
         partial(_step, program),
         in_shardings=(state, by_device, fixed, everywhere, everywhere),
@@ -229,19 +196,17 @@ def compiled_step(program: Program) -> Step:
 
 
 def _step(program, state, batch, fixed, rho, length):
-    name = program.mesh.axis_names[0]
-    key = fixed.key if program.key_type is None else jax.random.wrap_key_data(fixed.key, impl=program.key_type)
-    key = None if key is None else jax.random.fold_in(key, state.step)
-    local = _fit_rows if program.num_words else _fit_replicated
-    matrix = PartitionSpec(name) if program.num_words else PartitionSpec()
+    name, everywhere = program.exchange.name, PartitionSpec()
+    by_device = PartitionSpec(name)
+    local, matrix = (_fit_rows, by_device) if program.num_words else (_fit_replicated, everywhere)
     fit = jax.shard_map(
         partial(local, program),
-        mesh=program.mesh,
-        in_specs=((matrix, PartitionSpec()), PartitionSpec(name), PartitionSpec(), PartitionSpec(), PartitionSpec()),
-        out_specs=((matrix, PartitionSpec()), PartitionSpec()),
+        mesh=program.exchange.mesh,
+        in_specs=((matrix, everywhere), by_device, everywhere, everywhere, everywhere),
+        out_specs=((matrix, everywhere), everywhere),
         check_vma=False,  # a kernel may contain any operation
     )
-    numbers = fixed.scale, fixed.batch_size
+    numbers, key = (fixed.scale, fixed.batch_size), step_key(fixed.key, program.key_type, state.step)
     stats, output = fit(state.params, batch, fixed.kernel, numbers, key)
     failed = output.failure > 0
     # With ρ = 0 and statistics of 0 the parameters stay the same, to the last bit.
@@ -253,48 +218,23 @@ def _step(program, state, batch, fixed, rho, length):
 
 
 def _fit_rows(program, params, batch, kernel: RowKernel, numbers, key):
-    """Exchange rows, fit the documents of this device, and exchange statistics.
-
-    A small exchange takes a tenth of a millisecond, so there are only three: the notices travel with the numbers of the
-    rows, the column sums with the rows, and a failure with the statistics. The last two use the last row of each block,
-    which is padding.
-    """
-    (matrix, rest), (scale, batch_size) = params, numbers
-    name, num_devices, columns = program.mesh.axis_names[0], program.mesh.size, matrix.shape[1]
+    """Exchange rows, fit the documents of this device, and exchange statistics."""
+    (matrix, rest), (scale, batch_size), exchange = params, numbers, program.exchange
     words, documents, size, notices = jax.tree.map(lambda leaf: leaf[0], batch)
-    capacity = words.shape[1]
-
-    def exchange(blocks):
-        """Send the d-th block to device d."""
-        return lax.all_to_all(blocks, name, 0, 0)
-
-    everywhere = jnp.broadcast_to(notices, (num_devices, len(notices)))
-    received = exchange(jnp.concatenate([words, everywhere], 1))
-    wanted, notices = received[:, :capacity], received[:, capacity:].max(0)  # rows of this device, per device
-    is_word = jnp.arange(len(matrix)) * num_devices + lax.axis_index(name) < program.num_words
+    wanted, notices = exchange.words(words, notices)
+    num_devices, device = exchange.mesh.size, lax.axis_index(exchange.name)
+    is_word = jnp.arange(len(matrix)) * num_devices + device < program.num_words
     # END is beyond the last row. Padding needs finite features.
-    sums = _column_sums(matrix, is_word, program.is_batched)
-    rows = matrix.at[wanted].get(mode="fill", fill_value=1).at[:, -1].set(sums)
-    rows = exchange(rows)
-    total, rows = rows[:, -1].sum(0, keepdims=True), rows.reshape(-1, columns)
-    scratch = jnp.zeros((len(rows), kernel.width()), matrix.dtype)
-    if program.is_batched:
-        features = kernel.features(rows, kernel.normalisers(total))
-    else:
-        features = _features_by_row(scratch, rows, total, kernel)
-    result = kernel.fit((features,), total, rest, documents, (jnp.int32(0), size), scratch, key)
-    rest_stats = _mean_over_devices(result.rest, documents.size / batch_size, name)
-    is_finite = _are_finite((num_devices * scale * result.total, rest_stats))
-    failure = jnp.where(jnp.isneginf(result.total).any(), NEGATIVE, jnp.where(is_finite, 0, NOT_FINITE))
-    sums = result.sums[:, :columns].reshape(num_devices, capacity, columns)
-    sums = exchange(sums.at[:, -1, 0].set(failure.astype(matrix.dtype)))
-    failure = sums[:, -1, 0].max().astype(jnp.int32)
+    blocks = matrix.at[wanted].get(mode="fill", fill_value=1)
+    rows, sums = exchange.rows(blocks, _column_sums(matrix, is_word, exchange.is_batched))
+    total = sums.sum(0, keepdims=True)
+    part = documents, size, batch_size
+    result = exchange.fit(kernel, rows.reshape(-1, rows.shape[-1]), total, rest, part, key)
+    received, totals = exchange.statistics(result, rows.shape)
     # Ŝ_w = (D/B) Σ_d statistics of document d
-    stats = jnp.zeros_like(matrix).at[wanted].add(scale.astype(matrix.dtype) * sums, mode="drop")
-    sketch = None
-    if program.is_adaptive:
-        sketch = lax.psum(_sketch(stats, program, lax.axis_index(name)), name)
-    return (stats, rest_stats), StepOutput(failure, notices, sketch)
+    stats = jnp.zeros_like(matrix).at[wanted].add(scale.astype(matrix.dtype) * received, mode="drop")
+    sketch = lax.psum(_sketch(stats, program, device), exchange.name) if program.is_adaptive else None
+    return (stats, result.rest), StepOutput(failure_of(totals, scale), notices, sketch)
 
 
 def _column_sums(matrix, is_word, is_batched):
@@ -318,42 +258,23 @@ def _column_sums(matrix, is_word, is_batched):
     return lax.fori_loop(0, -(-len(matrix) // size), add_block, (zeros, zeros))[0]
 
 
-@fused
-def _features_by_row(out, rows, total, kernel):
-    """Compute the features row by row, which is faster on a CPU than all rows together."""
-    normalisers = kernel.normalisers(total)
-
-    def compute(i, out):
-        return set_row(out, i, kernel.features(row(rows, i), normalisers))
-
-    return lax.fori_loop(0, len(rows), compute, out)
-
-
 def _sketch(stats, program, device):
     """Return the sketch of the rows of one device; the sum over the devices is that of all rows."""
-    bucket, num_buckets = adaptive.hash_buckets(program.num_words)
-    num_devices = program.mesh.size
-    padded = jnp.pad(jnp.asarray(bucket), (0, len(stats) * num_devices - len(bucket)))  # padding adds zeros to bucket 0
-    mine = lax.dynamic_index_in_dim(padded.reshape(len(stats), num_devices), device, 1, keepdims=False)
-    return adaptive.sum_buckets(jnp.zeros((2 * num_buckets, stats.shape[1]), stats.dtype), stats, mine).ravel()
+    words = jnp.arange(len(stats), dtype=jnp.uint32) * program.exchange.mesh.size + device.astype(jnp.uint32)
+    # Statistics of padding are 0, and add to any bucket.
+    bucket = adaptive.bucket_of(jnp.minimum(words, program.num_words - 1), program.num_words)
+    empty = jnp.zeros((2 * adaptive.num_buckets(program.num_words), stats.shape[1]), stats.dtype)
+    return adaptive.sum_buckets(empty, stats, bucket).ravel()
 
 
 def _fit_replicated(program, params, batch, model, numbers, key):
     """Take the local step on the part of this device, and average the statistics over the devices."""
     del numbers
-    name = program.mesh.axis_names[0]
+    exchange = program.exchange
     _, part, _, notices = jax.tree.map(lambda leaf: leaf[0], batch)
     stats, _ = model.local_step(params[1], part, key)
-    stats = _mean_over_devices(stats, 1 / program.mesh.size, name)  # the same on all devices, as is a failure
+    # The same on all devices, as is a failure.
+    stats = mean_over_devices(stats, 1 / exchange.mesh.size, exchange.name)
     sketch = adaptive.sketch(stats) if program.is_adaptive else None
-    failure = jnp.where(_are_finite(stats), 0, NOT_FINITE)
-    return (None, stats), StepOutput(failure, lax.pmax(notices, name), sketch)
-
-
-def _mean_over_devices(stats, fraction, name):
-    """Return the sum over the devices of statistics that each device scaled from its documents to all of the data."""
-    return jax.tree.map(lambda leaf: lax.psum((leaf * fraction).astype(leaf.dtype), name), stats)
-
-
-def _are_finite(tree):
-    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
+    failure = jnp.where(are_finite(stats), 0, NOT_FINITE)
+    return (None, stats), StepOutput(failure, lax.pmax(notices, exchange.name), sketch)

@@ -101,6 +101,7 @@ def fit(
     prior: PyTree = None,
     threads: int | None = None,
     mesh: Mesh | None = None,
+    messages: str | None = None,
 ) -> "Training":
     """Train a model and report progress.
 
@@ -139,6 +140,8 @@ def fit(
         minibatches.
       mesh: Devices to train on, of one or several processes, each of which makes this call; see
         :mod:`smoothgrad_jax.training.distributed`. ``batch_size`` is that of all devices together.
+      messages: Dtype in which the devices of a mesh exchange rows of λ and statistics: ``"bfloat16"`` halves what a
+        step sends. By default that of the parameters.
 
     Returns:
       A :class:`Training`, an iterator of :class:`Progress`.
@@ -158,7 +161,12 @@ def fit(
         division = Division(mesh.size, numbers)
     source = open_minibatches(data, model, batch_size, key, replace, documents, division)
     platform = default_platform() if mesh is None else mesh.devices.flat[0].platform
-    options = EngineOptions(window, warmup, slots, threads, key, source.num_words, source.entries_per_batch, platform)
+    if messages is not None and (mesh is None or messages != "bfloat16"):
+        expected = "has no effect without a mesh" if mesh is None else f'must be "bfloat16" or None, got {messages!r}'
+        raise OptionError("messages", expected)
+    options = EngineOptions(
+        window, warmup, slots, threads, key, source.num_words, source.entries_per_batch, platform, messages
+    )
     if (_check_count("threads", threads) or 1) > MAX_THREADS:
         raise OptionError("threads", f"must be at most {MAX_THREADS:,}, got {threads}")
     for name, value in (("score", score), ("score_every", score_every)):

@@ -40,7 +40,15 @@ from smoothgrad_jax.core.row_sparse.state import (
     partition_prior,
     repartition,
 )
-from smoothgrad_jax.core.row_sparse.step import RowInfo, StepOptions, flush, read_rows, restart, step
+from smoothgrad_jax.core.row_sparse.step import (
+    RowInfo,
+    StepOptions,
+    check_row_lengths,
+    flush,
+    read_rows,
+    restart,
+    step,
+)
 from smoothgrad_jax.core.types import ArrayLike, PRNGKey, PyTree, Schedule, Warmup
 from smoothgrad_jax.core.window import Exponential, Moving, MovingState, Window, WindowState, check_lengths
 from smoothgrad_jax.core.window_kind import check_warmup
@@ -74,6 +82,7 @@ class EngineOptions(NamedTuple):
       num_words: V of the corpus, if known.
       entries_per_batch: Expected number of entries of a minibatch.
       platform: Where the steps run, such as ``"cpu"`` or ``"gpu"``.
+      messages: Dtype in which the devices of a mesh exchange rows and statistics; None is that of the parameters.
     """
 
     window: WindowSpec
@@ -84,6 +93,7 @@ class EngineOptions(NamedTuple):
     num_words: int | None
     entries_per_batch: float
     platform: str
+    messages: str | None = None
 
 
 class PreparedBatch(NamedTuple):
@@ -215,7 +225,7 @@ def check_options(options: EngineOptions) -> EngineOptions:
             check_lengths(window)
         if options.slots is not None and window == math.inf:
             raise OptionError("slots", "has no effect with window=∞, which stores no statistics: leave it out")
-    _slot_dtype(options.slots)
+    slot_dtype(options.slots)
     return options
 
 
@@ -249,9 +259,9 @@ class RowSparseEngine:
     """Runs a model on the rows that a minibatch uses, with threads; see :mod:`smoothgrad_jax.core.row_sparse`."""
 
     def __init__(self, model: RowSparseModel, start: PyTree, options: EngineOptions) -> None:
-        slots = _slot_dtype(options.slots)
+        slots = slot_dtype(options.slots)
         if isinstance(start, RowSparseState):
-            self._state = _check_resumable(start, options, slots)
+            self._state = _check_resumable(start, options)
             model = checked(model, self._template(model), options.num_words)
             self._state = _with_threads(model, self._state, options.threads)
         else:
@@ -305,16 +315,8 @@ class RowSparseEngine:
 
     def check_lengths(self, lengths: ArrayLike) -> None:
         """Raise an error unless all lengths are whole numbers, or all are ∞."""
-        lengths = np.ravel(np.asarray(lengths, float))
         with option_names():
-            check_lengths(lengths)
-            if self._state.rest is not None:
-                self._state.rest.window.kind.check_lengths(lengths)
-        if (lengths == math.inf).any() != (self._state.slots is None):
-            raise OptionError("window", "must be ∞ at every step or at none for row-sparse statistics")
-        fractions = lengths[lengths != np.floor(lengths)]
-        if fractions.size:
-            raise OptionError("window", f"must be a whole number of minibatches, got {fractions[0]}")
+            check_row_lengths(lengths, self._state.slots is None, self._state.rest)
 
     def advance(self, batch: PyTree, rho: float, length: float | None) -> None:
         """Start one step; see :meth:`Engine.advance`."""
@@ -546,23 +548,31 @@ def window_kind(options: EngineOptions) -> Window:
     longest = (
         window.longest if isinstance(window, Adaptive) else float(np.asarray(window(0) if callable(window) else window))
     )
-    return Moving(longest, dtype=_slot_dtype(options.slots))
+    return Moving(longest, dtype=slot_dtype(options.slots))
 
 
-def _check_resumable(state, options, slots):
+def _check_resumable(state, options):
     """Return a state from which a run with these options can continue; or raise an error."""
     check_not_donated(state.partitions)
-    if slots is not None and state.slot_dtype not in (None, slots):
-        raise OptionError("slots", f"must be {state.slot_dtype}, as in the run that is continued")
+    check_rows(state, options)
     check_rule(state.rule, options.window)
     return state
+
+
+def check_rows(state: RowSparseState, options: EngineOptions) -> None:
+    """Raise an error unless a row-sparse run with this state can continue with the window of these options."""
+    if isinstance(options.window, Window):
+        raise ValueError(f"this state has row-sparse statistics; it cannot continue with window={options.window}")
+    slots = slot_dtype(options.slots)
+    if slots is not None and state.slot_dtype not in (None, slots):
+        raise OptionError("slots", f"must be {state.slot_dtype}, as in the run that is continued")
 
 
 def check_window(window: WindowState, options: EngineOptions) -> None:
     """Raise an error unless a dense run with this window state can continue with these options."""
     if type(window_kind(options)) is not type(window.kind):
         raise ValueError(f"this state has the window {window.kind}; it cannot continue with window={options.window}")
-    slots = _slot_dtype(options.slots)
+    slots = slot_dtype(options.slots)
     if slots is not None and isinstance(window, MovingState) and window.capacity:
         stored = _xla.value_dtype(jax.tree.leaves(window.buffer)[0].dtype)
         if stored != slots:
@@ -585,7 +595,8 @@ def check_rule(rule: adaptive.DelayedRule | None, window: WindowSpec) -> None:
         raise ValueError(f"this state is of a run {was}; it cannot continue with window={window}")
 
 
-def _slot_dtype(slots):
+def slot_dtype(slots: str | None) -> np.dtype | None:
+    """Return the dtype of a window slot; raise an error for one that cannot store statistics."""
     if slots is None:
         return None
     try:

@@ -12,9 +12,9 @@ process 0 decides, such as a limit in seconds, is announced in the same way.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -23,13 +23,14 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from smoothgrad_jax.core import adaptive, mesh_step, svi
+from smoothgrad_jax.core import adaptive
 from smoothgrad_jax.core.adaptive import Adaptive
 from smoothgrad_jax.core.errors import OptionError
-from smoothgrad_jax.core.mesh_step import Hyperparameters, MeshBatch, MeshState, Program
+from smoothgrad_jax.core.mesh_exchange import NEGATIVE, PADDING, Exchange, MeshBatch, StepOutput
+from smoothgrad_jax.core.mesh_step import MeshState
 from smoothgrad_jax.core.model import Model, check_key, checked, for_platform, is_batched, uses_key
 from smoothgrad_jax.core.row_sparse.kernel import RowSparseModel
-from smoothgrad_jax.core.row_sparse.state import END, partition_batch
+from smoothgrad_jax.core.row_sparse.state import END, RowSparseState, partition_batch
 from smoothgrad_jax.core.types import ArrayLike, PyTree
 from smoothgrad_jax.core.window import Window
 from smoothgrad_jax.data.batches import Batch
@@ -40,12 +41,22 @@ from smoothgrad_jax.training.engines import (
     Request,
     check_not_donated,
     check_options,
+    check_rows,
     check_rule,
     check_window,
     negative_error,
     not_finite_error,
     option_names,
+    slot_dtype,
     window_kind,
+)
+from smoothgrad_jax.training.mesh_parameters import (
+    LAZY_FROM,
+    DenseParameters,
+    LazyRows,
+    MeshParameters,
+    Placement,
+    StepSettings,
 )
 from smoothgrad_jax.training.minibatches import DividedBatch
 
@@ -92,6 +103,14 @@ class AnnouncedBatch(NamedTuple):
     following: Capacity
 
 
+class _StepInProgress(NamedTuple):
+    """What a step returns, its ρ, and its L."""
+
+    output: StepOutput
+    rho: float
+    length: float | None
+
+
 class MeshEngine:
     """Runs any model on a mesh of devices; see the module."""
 
@@ -99,128 +118,93 @@ class MeshEngine:
         options = check_options(options)
         if options.threads is not None:
             raise OptionError("threads", "has no effect with a mesh, which runs one thread per device: leave it out")
-        self._mesh, self._devices = mesh, local_devices(mesh)
-        self.is_shared = len(self._devices) < mesh.size
-        self._run_key, self._warmup, self._platform = options.key, options.warmup, options.platform
-        model = for_platform(model, options.platform)
+        self._placement = Placement(mesh, local_devices(mesh))
+        self.is_shared = self._placement.is_shared
+        self._options = options
         self._rule: adaptive.DelayedRule | None = None
+        model = for_platform(model, options.platform)
         with option_names():
             if isinstance(start, MeshState):
-                model = self._resume(model, start, options)
+                self._parameters = self._resume(start)
             elif _is_state(start):
                 raise ValueError(
                     "this state is of a run without a mesh; continue it without one, or from its parameters"
                 )
             else:
-                model = self._begin(model, jax.tree.map(_as_numpy, start), options)
+                start = jax.tree.map(_as_numpy, start)
+                model = checked(model, start, options.num_words)
+                self._parameters = self._begin(model, start)
         check_rule(self._rule, options.window)
-        self._set_hyperparameters(model)
+        self._set_model(checked(model, self._template(model), options.num_words))
         if isinstance(options.window, Adaptive):
             self.check_lengths(options.window.longest)
         self._capacity, self._request, self._decision = _NO_CAPACITY, Request.CONTINUE, Request.CONTINUE
-        self._output: mesh_step.StepOutput | None = None
+        self._in_progress: _StepInProgress | None = None
         self.length: float | None = None
 
-    def _begin(self, model: Model, params: PyTree, options: EngineOptions) -> Model:
-        """Make the state before the first step."""
-        model = checked(model, params, options.num_words)
-        row_sparse = _row_sparse(model)
+    def _begin(self, model: Model, params: PyTree) -> MeshParameters:
+        """Make the parameters before the first step."""
+        row_sparse, window = _row_sparse(model), self._options.window
         matrix, rest = row_sparse.split_rows(params) if row_sparse else (None, params)
-        self._num_words = 0 if matrix is None else len(matrix)
-        self._set_layout(matrix, rest, window_kind(options))
-        parts = [
-            (None if matrix is None else _rows_of(np.asarray(matrix), d, self._mesh.size), rest)
-            for d, _ in self._devices
-        ]
-        self._state = self._initialise(self._globalise(parts, self._axes.params), 0)
-        if isinstance(options.window, Adaptive):
+        if isinstance(window, Adaptive):
             sketch = jax.eval_shape(adaptive.sketch, rest if matrix is None else np.asarray(matrix))
-            self._rule = adaptive.init_delayed(options.window, sketch)
-        return model
+            self._rule = adaptive.init_delayed(window, sketch)
+        num_words = 0 if matrix is None else len(matrix)
+        if matrix is not None and self._is_lazy(model, num_words):
+            infinite = not callable(window) and window == math.inf
+            lazy = LazyRows(self._placement, num_words)
+            return lazy.begin(np.asarray(matrix), rest, None if rest is None else window_kind(self._options), infinite)
+        if self._options.slots == "uint8":
+            raise OptionError("slots", f"must be a float type on a mesh, unless λ has {LAZY_FROM:,} rows; got uint8")
+        return DenseParameters(self._placement, num_words, matrix, rest, window_kind(self._options)).begin(matrix, rest)
 
-    def _resume(self, model: Model, start: MeshState, options: EngineOptions) -> Model:
+    def _is_lazy(self, model: Model, num_words: int) -> bool:
+        """Return whether the rows decay lazily, which is faster for many rows, with the programs of a CPU."""
+        return (
+            num_words >= LAZY_FROM
+            and not isinstance(self._options.window, Window)
+            and self._options.platform == "cpu"
+            and not is_batched(model)
+        )
+
+    def _resume(self, start: MeshState) -> MeshParameters:
         """Continue from a state of the same number of devices or of another."""
         check_not_donated(start.parts)
-        first = start.parts[0]
-        check_window(first.window, options)
-        self._num_words = int(start.num_words)
+        first, num_words = start.parts[0], int(start.num_words)
         if start.rule is not None:  # of a checkpoint: views of its files
             self._rule = start.rule._replace(
                 state=jax.tree.map(jnp.array, start.rule.state), pending=tuple(map(jnp.array, start.rule.pending))
             )
+        if isinstance(first, RowSparseState):
+            check_rows(first, self._options)
+            return LazyRows(self._placement, num_words).resume(start)
+        check_window(first.window, self._options)
         matrix, rest = first.params
-        self._set_layout(matrix, rest, first.window.kind)
-        parts = [mesh_step.part_of(start, device, self._mesh.size, self._axes) for device, _ in self._devices]
-        self._state, self._steps = self._globalise(parts, self._axes), int(first.step)
-        return checked(model, self._template(model), options.num_words)
+        return DenseParameters(self._placement, num_words, matrix, rest, first.window.kind).resume(start)
 
-    def _set_layout(self, matrix: Any, rest: PyTree, kind: Window) -> None:
-        """Determine which axis of each array of the state is partitioned."""
-
-        def shapes(num_rows: int) -> svi.SVIState:
-            rows = None if matrix is None else jax.ShapeDtypeStruct((num_rows, matrix.shape[1]), matrix.dtype)
-            return mesh_step.state_shapes(rows, jax.eval_shape(lambda: jax.tree.map(jnp.asarray, rest)), kind)
-
-        self._kind, self._axes = kind, mesh_step.partitioned_axes(shapes, 3)
-
-    def _initialise(self, params: PyTree, step: int) -> svi.SVIState:
-        """Return a state with an empty window; the parameters are donated."""
-        self._steps = step
-        shardings = mesh_step.shardings(self._mesh, mesh_step.flat_axes(self._axes))
-        begin = jax.jit(partial(_initial_state, self._kind), out_shardings=shardings, donate_argnums=0)
-        return begin(params, np.int32(step))
-
-    def _globalise(self, parts: list[PyTree], axes: PyTree) -> PyTree:
-        """Return arrays of all devices from the parts of the devices of this process."""
-
-        placed = [jax.device_put(part, device) for part, (_, device) in zip(parts, self._devices, strict=True)]
-        return self._join(axes, placed)
-
-    def _join(self, axes: PyTree, parts: list[PyTree]) -> PyTree:
-        """Return arrays of all devices from arrays on the devices of this process."""
-        shardings = {axis: mesh_step.sharding(self._mesh, axis) for axis in set(jax.tree.leaves(axes))}
-
-        def join(axis: int, *arrays: jax.Array) -> jax.Array:
-            shape = list(arrays[0].shape)
-            if axis != mesh_step.REPLICATED:
-                shape[axis] *= self._mesh.size
-            return jax.make_array_from_single_device_arrays(tuple(shape), shardings[axis], list(arrays))
-
-        return jax.tree.map(join, axes, *parts)
-
-    def _set_hyperparameters(self, model: Model) -> None:
-        size, key = self._mesh.size, self._run_key if uses_key(model) else None
-        kernel: Any = model
-        prior: PyTree = (None, jax.tree.map(np.asarray, model.prior))
-        row_sparse = _row_sparse(model)
-        if row_sparse:
-            matrix = self._state.params[0]
-            kernel = row_sparse.row_kernel(matrix.shape[1], matrix.dtype)
-            eta, rest_prior = row_sparse.row_prior()
-            prior = (np.asarray(eta, matrix.dtype), jax.tree.map(np.asarray, rest_prior))
-        axes = jax.tree.map(lambda _: mesh_step.REPLICATED, prior)
-        if prior[0] is not None and prior[0].ndim == 2 and len(prior[0]) > 1:
-            parts = [_rows_of(prior[0], device, size) for device, _ in self._devices]
-            prior, axes = (self._globalise(parts, 0), prior[1]), (0, axes[1])
+    def _set_model(self, model: Model) -> None:
+        key = self._options.key if uses_key(model) else None
         is_typed = key is not None and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-        program = Program(
-            self._mesh,
-            mesh_step.flat_axes(self._axes),
-            mesh_step.flat_axes(axes),
-            self._num_words,
-            self._warmup,
+        is_cpu = self._options.platform == "cpu"
+        settings = StepSettings(
+            Exchange(self._placement.mesh, self._options.messages == "bfloat16", is_batched(model) or not is_cpu),
+            self._options.warmup,
             self._rule is not None,
-            is_batched(model) or self._platform != "cpu",
+            slot_dtype(self._options.slots),
+            None if key is None else np.asarray(jax.random.key_data(key) if is_typed else key),
             str(jax.random.key_impl(key)) if key is not None and is_typed else None,
         )
-        self._program, self._model, self._kernel = mesh_step.compiled_step(program), model, kernel
-        self._prior = prior
-        self._key_data = None if key is None else np.asarray(jax.random.key_data(key) if is_typed else key)
+        self._parameters.set_model(model, settings)
+        row_sparse = _row_sparse(model)
+        matrix, _ = self._parameters.shapes()
+        # Which batches can be divided depends on it.
+        self._divides_any = row_sparse is not None and row_sparse.row_kernel(*_row_type(matrix)).max_threads is None
+        self._model = model
 
     @property
     def step(self) -> int:
         """Number of steps taken."""
-        return self._steps
+        return self._parameters.step
 
     @property
     def template(self) -> PyTree:
@@ -228,21 +212,19 @@ class MeshEngine:
         return self._template(self._model)
 
     def _template(self, model: Model) -> PyTree:
-        matrix, rest = jax.eval_shape(lambda: self._state.params)
+        matrix, rest = self._parameters.shapes()
         row_sparse = _row_sparse(model)
-        if row_sparse is None:
-            return rest
-        return row_sparse.join_rows(jax.ShapeDtypeStruct((self._num_words, matrix.shape[1]), matrix.dtype), rest)
+        return rest if row_sparse is None else row_sparse.join_rows(matrix, rest)
 
     def check_batch_size(self, size: int) -> None:
         """Raise an error if the model cannot divide a minibatch of this size among the devices."""
-        divides_any = self._num_words and self._kernel.max_threads is None
-        if size < self._mesh.size:
-            raise OptionError("batch_size", f"must be at least the {self._mesh.size} devices of the mesh, got {size}")
-        if not divides_any and size % self._mesh.size:
+        num_devices = self._placement.mesh.size
+        if size < num_devices:
+            raise OptionError("batch_size", f"must be at least the {num_devices} devices of the mesh, got {size}")
+        if not self._divides_any and size % num_devices:
             raise OptionError(
                 "batch_size",
-                f"must be a multiple of the {self._mesh.size} devices of the mesh for {type(self._model).__name__}, "
+                f"must be a multiple of the {num_devices} devices of the mesh for {type(self._model).__name__}, "
                 f"got {size}",
             )
 
@@ -268,7 +250,7 @@ class MeshEngine:
         words, parts, capacity = [], [], _NO_CAPACITY
         for part in divided.parts:
             has_documents = isinstance(part, Batch)
-            rows, batch = self._partition(part) if has_documents and self._num_words else (None, part)
+            rows, batch = self._partition(part) if has_documents and self._parameters.num_words else (None, part)
             if has_documents:
                 used = len(batch.vocabulary) if rows is None else rows.shape[1]
                 capacity = Capacity(*map(max, capacity, (used, len(batch.words), len(batch.tokens))))
@@ -278,9 +260,10 @@ class MeshEngine:
 
     def _partition(self, batch: Any) -> tuple[np.ndarray, Any]:
         """Return the rows that documents need by owner [P, U], and the documents with words as positions in these."""
-        if batch.num_words > self._num_words:
-            raise ValueError(f"the documents have {batch.num_words} words, but λ has {self._num_words} rows")
-        partitioned = partition_batch(batch, self._mesh.size)
+        num_rows = self._parameters.num_words
+        if batch.num_words > num_rows:
+            raise ValueError(f"the documents have {batch.num_words} words, but λ has {num_rows} rows")
+        partitioned = partition_batch(batch, self._placement.mesh.size, padding=PADDING)
         return partitioned.words, partitioned.batch
 
     def _enlarge(self, needed: Iterable[int]) -> None:
@@ -289,7 +272,7 @@ class MeshEngine:
     def check_lengths(self, lengths: ArrayLike) -> None:
         """Raise an error if the window kind cannot have one of these lengths."""
         with option_names():
-            self._kind.check_lengths(lengths)
+            self._parameters.check_lengths(lengths)
 
     def agree(self, request: Request) -> Request:
         """Return what all processes do next; see :meth:`smoothgrad_jax.training.engines.Engine.agree`."""
@@ -318,42 +301,35 @@ class MeshEngine:
         if self._rule is not None:
             length, rule = adaptive.next_length(self._rule, rho)
         notice = np.array([self._request, *following, 0 if rule is None else length], np.int32)
-        dtype = jax.dtypes.canonicalize_dtype(np.float64)
-        scale = self._kernel.scale(packed.size) if self._num_words else 1.0
-        fixed = Hyperparameters(
-            self._kernel, self._prior, np.asarray(scale, dtype), np.asarray(packed.size, dtype), self._key_data
-        )
-        arrays = self._distribute(packed, notice)
-        numbers = np.asarray(rho, dtype), None if length is None else np.asarray(length, dtype)
-        self._state, self._output = self._program(self._state, arrays, fixed, *numbers)
-        self._steps += 1
+        output = self._parameters.start(self._distribute(packed, notice), packed.size, rho, length)
+        self._in_progress = _StepInProgress(output, rho, length)
         self.length = None if length is None else float(length)
         if rule is not None:
-            sketch = self._output.sketch.addressable_data(0)
-            self._rule = adaptive.delay(rule, (sketch,), 1.0)
+            self._rule = adaptive.delay(rule, (output.sketch.addressable_data(0),), 1.0)
 
     def _distribute(self, packed: PackedBatch, notice: np.ndarray) -> MeshBatch:
         """Return a minibatch as arrays of all devices, of the agreed sizes."""
         parts = []
-        for words, part, size, (_, device) in zip(*packed[:3], self._devices, strict=True):
+        for words, part, size, (_, device) in zip(*packed[:3], self._placement.devices, strict=True):
             rows, documents = _fill(words, part, self._capacity)
             batch = MeshBatch(rows, documents, np.int32(size), notice)
             parts.append(jax.device_put(jax.tree.map(lambda leaf: leaf[None], batch), device))
-        return self._join(jax.tree.map(lambda _: 0, parts[0]), parts)
+        return self._placement.join_trees(jax.tree.map(lambda _: 0, parts[0]), parts)
 
     def _read_output(self) -> None:
         """Wait until no step is in progress, and read what it returned."""
-        if self._output is None:
+        if self._in_progress is None:
             return
-        output, self._output = self._output, None
+        (output, rho, length), self._in_progress = self._in_progress, None
         failure, notices = int(output.failure), np.asarray(output.notices)
         self._enlarge(notices[1:4])
         self._decision = Request(max(self._decision, int(notices[0])))
         if failure:
-            self._state = self._initialise(self._state.params, self._steps - 1)
+            self._parameters.fail()
             self._rule = None if self._rule is None else adaptive.restart(self._rule)
-            is_negative = failure == mesh_step.NEGATIVE
-            raise negative_error(self.step, self._model) if is_negative else not_finite_error(self.step)
+            raise negative_error(self.step, self._model) if failure == NEGATIVE else not_finite_error(self.step)
+        # Processes may round the rule of an adaptive window differently.
+        self._parameters.finish(rho, length if self._rule is None else float(notices[-1]))
 
     def wait(self) -> None:
         """Wait until no step is in progress."""
@@ -362,47 +338,32 @@ class MeshEngine:
     def state(self) -> MeshState:
         """Return the parts of this process of the state after the last step."""
         self.wait()
-        check_not_donated(self._state.params)
-
-        def local(device: jax.Device) -> svi.SVIState:
-            return jax.tree.map(
-                lambda leaf: next(shard.data for shard in leaf.addressable_shards if shard.device == device),
-                self._state,
-            )
-
-        numbers, devices = zip(*self._devices, strict=True)
+        parts = self._parameters.parts()
+        check_not_donated(parts)
         return MeshState(
-            np.asarray(self._num_words, np.int64),
-            np.asarray(self._mesh.size, np.int64),
-            np.asarray(numbers, np.int64),
-            tuple(map(local, devices)),
+            np.asarray(self._parameters.num_words, np.int64),
+            np.asarray(self._placement.mesh.size, np.int64),
+            np.asarray([number for number, _ in self._placement.devices], np.int64),
+            parts,
             self._rule,
         )
 
     def params(self) -> PyTree:
         """Return a copy of the parameters after the last step, collected from all devices."""
         self.wait()
-        check_not_donated(self._state.params)
-        everywhere = mesh_step.sharding(self._mesh)
-        matrix, rest = jax.jit(lambda params: params, out_shardings=everywhere)(self._state.params)
-        rest = jax.tree.map(lambda leaf: jnp.array(leaf.addressable_data(0)), rest)
+        check_not_donated(self._parameters.parts())
+        matrix, rest = self._parameters.read()
         row_sparse = _row_sparse(self._model)
-        if row_sparse is None:
-            return rest
-        found, size = np.asarray(matrix.addressable_data(0)), self._mesh.size
-        lam = np.empty((self._num_words, found.shape[1]), found.dtype)
-        for device, rows in enumerate(np.split(found, size)):
-            lam[device::size] = rows[: len(lam[device::size])]
-        return row_sparse.join_rows(lam, rest)
+        return rest if row_sparse is None else row_sparse.join_rows(matrix, rest)
 
     def set_model(self, model: Model) -> None:
         """Use other hyperparameters; those of process 0, should the processes round differently."""
-        checked_model = checked(for_platform(model, self._platform), self.template, None)
-        check_key(checked_model, self._run_key)
+        checked_model = checked(for_platform(model, self._options.platform), self.template, None)
+        check_key(checked_model, self._options.key)
         self.wait()
         if self.is_shared:
             checked_model = multihost_utils.broadcast_one_to_all(checked_model)
-        self._set_hyperparameters(checked_model)
+        self._set_model(checked_model)
 
 
 def local_devices(mesh: Mesh) -> list[tuple[int, jax.Device]]:
@@ -421,8 +382,9 @@ def _row_sparse(model: Model) -> RowSparseModel | None:
     return model if isinstance(model, RowSparseModel) else None
 
 
-def _initial_state(kind, params, step):
-    return svi.init(params, kind)._replace(step=step)
+def _row_type(matrix):
+    """Return C and the dtype of λ."""
+    return matrix.shape[1], matrix.dtype
 
 
 def _as_numpy(leaf):
@@ -432,12 +394,6 @@ def _as_numpy(leaf):
 
 def _is_state(start):
     return hasattr(start, "_fields") and not {"step", "state"}.isdisjoint(start._fields)
-
-
-def _rows_of(matrix, device, num_devices):
-    """Return the rows of a device, padded to ⌈V/P⌉ with zeros."""
-    rows = matrix[device::num_devices]
-    return np.pad(rows, [(0, -(-len(matrix) // num_devices) - len(rows)), (0, 0)])
 
 
 def _fill(words, batch, capacity):

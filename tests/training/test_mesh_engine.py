@@ -9,8 +9,9 @@ import pytest
 
 
 @pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
-def test_on_four_devices(which):
-    tests = Path(__file__).with_name("on_four_devices.py")
+@pytest.mark.parametrize("file", ["on_four_devices.py", "lazy_rows_on_four_devices.py"])
+def test_on_four_devices(which, file):
+    tests = Path(__file__).with_name(file)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", which, str(tests)]
     env = os.environ | {"JAX_NUM_CPU_DEVICES": "4"}
     found = subprocess.run(command, env=env, cwd=tests.parents[2], capture_output=True, text=True, timeout=600)

@@ -75,7 +75,17 @@ class RowBatch(Protocol):
     def _replace(self, **changes: Any) -> "RowBatch": ...
 
 
-class RowKernel(Protocol):
+class RowFeatures(Protocol):
+    """What a local step needs of the rows of λ; a pytree, so that hyperparameters are traced."""
+
+    def normalisers(self, totals: Array) -> PyTree:
+        """Compute from T [1, C] what :meth:`features` needs for every row; called once per step."""
+
+    def features(self, rows: Array, normalisers: PyTree) -> Array:
+        """Compute what the local step needs of rows λ [n, C]: an array [n, W]."""
+
+
+class RowKernel(RowFeatures, Protocol):
     """The computations of a model on the rows of a minibatch; a pytree, so that hyperparameters are traced."""
 
     @property
@@ -87,12 +97,6 @@ class RowKernel(Protocol):
 
     def scale(self, batch_size: int) -> float:
         """Return D/B, the factor from statistics of a minibatch to statistics of the corpus."""
-
-    def normalisers(self, totals: Array) -> PyTree:
-        """Compute from T [1, C] what :meth:`features` needs for every row; called once per step."""
-
-    def features(self, rows: Array, normalisers: PyTree) -> Array:
-        """Compute what the local step needs of rows λ [n, C]: an array [n, W]."""
 
     def fit(
         self,

@@ -27,7 +27,7 @@ from smoothgrad_jax.core.row_sparse.decay import (
     num_columns,
     split_row,
 )
-from smoothgrad_jax.core.row_sparse.kernel import RowKernel
+from smoothgrad_jax.core.row_sparse.kernel import RowFeatures
 from smoothgrad_jax.core.row_sparse.slots import Slot, decode_row, encode
 from smoothgrad_jax.core.row_sparse.state import END
 from smoothgrad_jax.core.types import Array
@@ -92,7 +92,7 @@ class RowUpdate(NamedTuple):
 
 @partial(jax.jit, donate_argnames=("partition", "slot", "features"), compiler_options=SINGLE_THREAD_OPTIONS)
 def update_rows(
-    kernel: RowKernel,
+    kernel: RowFeatures,
     partition: Array,
     slot: Slot,
     features: Array,
@@ -123,12 +123,21 @@ def update_rows(
     start = RowUpdate(
         partition, slot, features, total, jnp.zeros_like(leaving.total), jnp.zeros((), leaving.total.dtype)
     )
-    return _update_rows(start, kernel, leaving, entering, used, clocks, eta)
+    return merge_and_update(start, kernel, leaving, entering, used, clocks, eta)
 
 
 @fused
-def _update_rows(start, kernel, leaving, entering, used, clocks, eta):
-    eta, eta_total = eta
+def merge_and_update(
+    start: RowUpdate,
+    kernel: RowFeatures,
+    leaving: Leaving,
+    entering: Entering,
+    used: Array,
+    clocks: Clocks,
+    eta: tuple[Array, Array],
+) -> RowUpdate:
+    """Update the arrays of ``start`` in place; see :func:`update_rows`."""
+    eta_rows, eta_total = eta
     columns = num_columns(start.partition)
     entered = entering.scale * sum(entering.totals)
     # Column sums that are not finite come from an earlier step that failed; the driver learns of it a few steps later.
@@ -160,7 +169,7 @@ def _update_rows(start, kernel, leaving, entering, used, clocks, eta):
         # then the value that leaves later would not be the value that entered.
         stored = decode_row(lax.optimization_barrier(slot), j, partition.dtype)
         new = change(
-            row(partition, w), _row_or_all(eta, w), sign * decode_row(leaving.values, i, partition.dtype), stored
+            row(partition, w), _row_or_all(eta_rows, w), sign * decode_row(leaving.values, i, partition.dtype), stored
         )
         features = lax.cond(
             is_used,
@@ -216,9 +225,14 @@ def _merge(leaving, entering, used, is_finite):
 
 
 @partial(jax.jit, donate_argnums=0, compiler_options=SINGLE_THREAD_OPTIONS)
-@fused
 def remove_slot(partition: Array, total: Array, slot: Slot, words: Array, clock: Array, eta: Array) -> Array:
     """Remove the values of a slot from the row sums at a clock; change nothing if the column sums are not finite."""
+    return remove_rows(partition, total, slot, words, clock, eta)
+
+
+@fused
+def remove_rows(partition: Array, total: Array, slot: Slot, words: Array, clock: Array, eta: Array) -> Array:
+    """Update the partition in place; see :func:`remove_slot`."""
     is_finite = jnp.isfinite(total).all()
 
     def remove(carry):

@@ -5,6 +5,7 @@ Word w is row w // S of partition w % S. Each of the S threads owns one partitio
 """
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -267,24 +268,105 @@ def _append_columns(lam):
 
 def repartition(state: RowSparseState, num_partitions: int) -> RowSparseState:
     """Return the state for another number of partitions, in O(V + L · rows per minibatch)."""
-    rows = np.empty((state.num_words, state.partitions[0].shape[1]), state.dtype)
-    for s, partition in enumerate(state.partitions):
-        rows[s :: len(state.partitions)] = partition
+    return _select(state, num_partitions, range(num_partitions))
+
+
+def partition_of(state: RowSparseState, s: int, num_partitions: int) -> RowSparseState:
+    """Return partition s of a state that is divided into another number of partitions, as a state with one partition.
+
+    Allocates one partition, and the words of the window.
+    """
+    if num_partitions != len(state.partitions):
+        return _select(state, num_partitions, [s])
+    part = state._replace(
+        partitions=state.partitions[s : s + 1],
+        totals=state.totals[s : s + 1],
+        leaving=tuple(_slot_of(slot, s) for slot in state.leaving),
+        slots=None if state.slots is None else tuple(_slot_of(slot, s) for slot in state.slots),
+    )
+    if state.entering is None:
+        return part
+    words, sums, scale, totals = state.entering
+    rows = slice(s * words.shape[1], (s + 1) * words.shape[1])
+    return part._replace(
+        entering=EnteringStatistics(words[s : s + 1], (_sum([each[rows] for each in sums]),), scale, (_sum(totals),))
+    )
+
+
+def join_partitions(parts: Sequence[RowSparseState], num_words: int) -> RowSparseState:
+    """Return the state whose partitions are those of states with one partition each; copies nothing large.
+
+    Args:
+      parts: The partitions, in order; each may end with rows of padding.
+      num_words: V.
+    """
+    first, num_partitions = parts[0], len(parts)
+
+    def join(slots_of: Callable[[RowSparseState], Sequence[WindowSlot]]) -> tuple[WindowSlot, ...]:
+        return tuple(
+            WindowSlot(
+                np.concatenate([np.asarray(slot.words) for slot in same]),
+                tuple(slot.values[0] for slot in same),
+                same[0].total,
+            )
+            for same in zip(*map(slots_of, parts), strict=True)
+        )
+
+    entering = first.entering
+    if entering is not None:
+        present = [part.entering for part in parts if part.entering is not None]
+        entering = EnteringStatistics(
+            np.concatenate([np.asarray(each.words) for each in present]),
+            (np.concatenate([np.asarray(each.sums[0]) for each in present]),),
+            entering.scale,
+            entering.totals,
+        )
+    return first._replace(
+        partitions=tuple(
+            part.partitions[0][: len(range(s, num_words, num_partitions))] for s, part in enumerate(parts)
+        ),
+        totals=first.totals * num_partitions,
+        leaving=join(lambda part: part.leaving),
+        slots=None if first.slots is None else join(lambda part: part.slots or ()),
+        entering=entering,
+    )
+
+
+def _slot_of(slot, s):
+    return WindowSlot(slot.words[s : s + 1], slot.values[s : s + 1], slot.total)
+
+
+def _sum(arrays):
+    return jnp.array(np.sum([np.asarray(each) for each in arrays], axis=0))
+
+
+def _select(state, num_partitions, chosen):
+    """Return a state of some of the partitions into which the words are divided."""
     stored = [*state.leaving, *(state.slots or ())]
     lists = [slot.words for slot in stored] + ([state.entering.words] if state.entering else [])
     new = [_repartition_words(words, num_partitions) for words in lists]
     # One shape for all lists, so that one program serves them.
     capacity = max((words.shape[1] for words, _ in new), default=0)
-    moves = [(_pad_words(words, capacity), source) for words, source in new]
+    moves = [(_pad_words(words, capacity)[chosen], [source[s] for s in chosen]) for words, source in new]
     moved = [_repartition_slot(slot, *move) for slot, move in zip(stored, moves[: len(stored)], strict=True)]
     num_leaving = len(state.leaving)
     return state._replace(
-        partitions=tuple(jnp.array(rows[s::num_partitions]) for s in range(num_partitions)),
-        totals=tuple(jnp.array(state.totals[0]) for _ in range(num_partitions)),
+        partitions=tuple(jnp.array(_rows_of_words(state, s, num_partitions)) for s in chosen),
+        totals=tuple(jnp.array(state.totals[0]) for _ in chosen),
         leaving=tuple(moved[:num_leaving]),
         slots=None if state.slots is None else tuple(moved[num_leaving:]),
         entering=None if state.entering is None else _repartition_entering(state.entering, *moves[-1]),
     )
+
+
+def _rows_of_words(state, s, num_partitions):
+    """Return the rows of the words s, s + S, s + 2S, … for another number S of partitions."""
+    words, before = np.arange(s, state.num_words, num_partitions), len(state.partitions)
+    rows = np.empty((len(words), state.partitions[0].shape[1]), state.dtype)
+    for owner, partition in enumerate(state.partitions):
+        here = words % before == owner
+        rows[here] = np.asarray(partition)[words[here] // before]
+    return rows
 
 
 def _repartition_words(words, num_partitions):
@@ -340,28 +422,37 @@ def _repartition_entering(entering, words, source):
 def partition_prior(prior: ArrayLike, state: RowSparseState) -> RowPrior:
     """Partition η, which broadcasts to [V, C], like the rows of the state."""
     num_partitions = len(state.partitions)
-    eta = np.asarray(prior, state.dtype)
-    eta = eta.reshape((1,) * (2 - eta.ndim) + eta.shape)
-    total = eta.sum(0, dtype=np.float64, keepdims=True) * (state.num_words / len(eta))
+    eta, total = prior_rows(prior, state.num_words, state.dtype)
     parts = [eta[s::num_partitions] if len(eta) > 1 else eta for s in range(num_partitions)]
     # On the device, because every step would transfer arrays of NumPy again.
-    return RowPrior(eta=tuple(map(jnp.array, parts)), total=jnp.array(total.astype(state.dtype)))
+    return RowPrior(eta=tuple(map(jnp.array, parts)), total=jnp.array(total))
 
 
-def partition_batch(batch: RowBatch, num_partitions: int, buckets: np.ndarray | None = None) -> PartitionedBatch:
+def prior_rows(prior: ArrayLike, num_words: int, dtype: DTypeLike) -> tuple[np.ndarray, np.ndarray]:
+    """Return η, which broadcasts to [V, C], with two axes, and Σ_w η_w [1, C or 1]."""
+    eta = np.asarray(prior, dtype)
+    eta = eta.reshape((1,) * (2 - eta.ndim) + eta.shape)
+    total = eta.sum(0, dtype=np.float64, keepdims=True) * (num_words / len(eta))
+    return eta, total.astype(dtype)
+
+
+def partition_batch(
+    batch: RowBatch, num_partitions: int, buckets: np.ndarray | None = None, padding: int = 1
+) -> PartitionedBatch:
     """Partition a minibatch: words by their rows, documents so that every thread gets about as many entries.
 
     Args:
       batch: The minibatch.
       num_partitions: S.
       buckets: Hash bucket of every word [V], from :func:`smoothgrad_jax.adaptive.hash_buckets`, for an adaptive window.
+      padding: How many times each list of words ends with END, at least.
     """
     used = batch.vocabulary[: batch.num_used]
     members = [np.flatnonzero(used % num_partitions == s) for s in range(num_partitions)]
     # The number of words per partition varies around the mean, by a few standard deviations at most.
     planned = len(batch.vocabulary) / num_partitions
     planned += 3 * math.sqrt(len(batch.vocabulary)) / 2 if num_partitions > 1 else 0
-    capacity = -int(-max(planned, *(len(each) + 1 for each in members)) // 64) * 64
+    capacity = -int(-max(planned, *(len(each) + padding for each in members)) // 64) * 64
     words = np.full((num_partitions, capacity), END, np.int32)
     position = np.zeros(len(used) + 1, np.int32)  # one more, for the padding of a batch without words
     for s, each in enumerate(members):

@@ -13,7 +13,7 @@ import functools
 import math
 import operator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from smoothgrad_jax.core import adaptive, svi
 from smoothgrad_jax.core._threads import submit
 from smoothgrad_jax.core._xla import SINGLE_THREAD_OPTIONS
 from smoothgrad_jax.core.compensated import add
+from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.row_sparse import slots
 from smoothgrad_jax.core.row_sparse.decay import advance, combine, factors, num_columns, split_clock, split_row
 from smoothgrad_jax.core.row_sparse.kernel import KernelResult, RowKernel
@@ -46,9 +47,11 @@ from smoothgrad_jax.core.row_sparse.state import (
     init_rows,
     no_statistics,
 )
-from smoothgrad_jax.core.types import Array, DTypeLike, PRNGKey, PyTree, Warmup
+from smoothgrad_jax.core.types import Array, ArrayLike, DTypeLike, PRNGKey, PyTree, Warmup
+from smoothgrad_jax.core.window import check_lengths
 
 _CHUNK = 4096  # rows that are advanced at a time when λ is read
+_Slot = TypeVar("_Slot")
 
 
 class RowInfo(NamedTuple):
@@ -146,7 +149,7 @@ def step(
         submit(pool, _compile_fit, kernel, batch, state, key, sketching)
     state, fitted = _update_partitions(state, batch, kernel, prior, workspace, options.slot_dtype, pool, fit)
     results, sketches = zip(*fitted, strict=True)
-    slots_now, leaving = _expire(state, length)
+    slots_now, leaving = expire(state.slots, state.num_values, length)
     num_values = int(state.num_values) + 1 - len(leaving)
     scale = kernel.scale(batch.batch.size)
     totals = tuple(result.total for result in results)
@@ -156,7 +159,7 @@ def step(
     divisor = length if options.warmup == "zeros" and state.slots is not None else num_values
     return state._replace(
         previous_clock=state.clock,
-        clock=_tick(state.clock, rho, divisor),
+        clock=tick(state.clock, rho, divisor),
         step=np.asarray(state.step + 1),
         num_values=np.asarray(num_values),
         slots=slots_now,
@@ -243,15 +246,42 @@ def _sums_scratch(state, batch, kernel):
     return tuple(slots.zeros(shape, state.dtype) for _ in range(num_partitions))
 
 
-def _expire(state, length):
-    """Return the slots that stay in a window of L values, one of which is about to enter, and those that leave."""
-    if state.slots is None:
+def check_row_lengths(lengths: ArrayLike, is_infinite: bool, rest: PyTree) -> None:
+    """Raise an error unless all lengths are whole numbers, or all are ∞.
+
+    Args:
+      lengths: L, or many of them.
+      is_infinite: Whether the state is one for L = ∞.
+      rest: SVI state of the dense leaves, or None.
+    """
+    lengths = np.ravel(np.asarray(lengths, float))
+    check_lengths(lengths)
+    if rest is not None:
+        rest.window.kind.check_lengths(lengths)
+    if (lengths == math.inf).any() != is_infinite:
+        raise OptionError("window", "must be ∞ at every step or at none for row-sparse statistics")
+    fractions = lengths[lengths != np.floor(lengths)]
+    if fractions.size:
+        raise OptionError("window", f"must be a whole number of minibatches, got {fractions[0]}")
+
+
+def expire(
+    slots_held: tuple[_Slot, ...] | None, num_values: np.ndarray, length: float
+) -> tuple[tuple[_Slot, ...] | None, tuple[_Slot, ...]]:
+    """Return the slots that stay in a window of L values, one of which is about to enter, and those that leave.
+
+    Args:
+      slots_held: The slots of the window, oldest first; None if L = ∞.
+      num_values: Number of values in the window.
+      length: L.
+    """
+    if slots_held is None:
         return None, ()
-    num_leaving = max(0, math.ceil(int(state.num_values) + 1 - length))
-    return state.slots[num_leaving:], state.slots[:num_leaving]
+    num_leaving = max(0, math.ceil(int(num_values) + 1 - length))
+    return slots_held[num_leaving:], slots_held[:num_leaving]
 
 
-def _tick(clock, rho, divisor):
+def tick(clock: np.ndarray, rho: float, divisor: float) -> np.ndarray:
     """Return the clock after a step: A + log(1 − ρ) and (1 − ρ) C + ρ/n."""
     decay, gain = clock.tolist()
     # exp(−1e5) is 0, and unlike −∞ it can be added to.
