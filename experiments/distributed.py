@@ -1,7 +1,7 @@
 """How fast are several processes on this machine, and how many bytes do they exchange?
 
     python experiments/distributed.py arxiv/bow.npz
-    python experiments/distributed.py arxiv/bow.npz --processes 1,2 --batch-size 2400 --num-words 14000
+    python experiments/distributed.py arxiv/bow.npz --processes 1,2 --batch-size 2400 --num-words 100000
 
 Every configuration runs in processes of its own, each pinned to one core: one process without a mesh, then the mesh of
 P = 1, 2, … processes with the same minibatch per process. All take turns, and the fastest of ``--repeats`` counts.
@@ -30,6 +30,8 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=10)
     parser.add_argument("--steps", type=int, default=60, help="steps that are measured (%(default)s)")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--messages", choices=["bfloat16"], help="exchange 16-bit floats")
+    parser.add_argument("--lazy-from", type=int, help="V from which rows decay lazily; default: that of the package")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
@@ -76,7 +78,9 @@ def run_processes(name: str) -> dict:
 def measure(args: argparse.Namespace) -> dict:
     """Measure one configuration in this process."""
     from smoothgrad_jax import LDA, Corpus, distributed, fit, init_topics, robbins_monro
+    from smoothgrad_jax.training import mesh_engine
 
+    mesh_engine.LAZY_FROM = mesh_engine.LAZY_FROM if args.lazy_from is None else args.lazy_from
     number = distributed.start()
     import jax
 
@@ -97,7 +101,7 @@ def measure(args: argparse.Namespace) -> dict:
         steps=warm + args.steps,
         report_every=warm,
         key=jax.random.key(7),
-        **({"threads": 1} if args.worker == "no mesh" else {"mesh": distributed.mesh()}),
+        **({"threads": 1} if args.worker == "no mesh" else {"mesh": distributed.mesh(), "messages": args.messages}),
     )
     next(training)
     used, first = time.process_time(), training.step
@@ -109,7 +113,7 @@ def measure(args: argparse.Namespace) -> dict:
     if number > 1:
         # Each process sends, to each other one, numbers of rows, rows, and statistics of rows.
         capacity, row = training._engine._capacity.words, 4 * args.topics
-        sent = (number - 1) * capacity * (4 + 2 * row) / 1e6
+        sent = (number - 1) * capacity * (4 + 2 * row / (2 if args.messages else 1)) / 1e6
         needed = 2 * row * rows * (number - 1) / number / 1e6
     total = float(np.asarray(training.params).sum(dtype=np.float64))
     steps = training.step - first

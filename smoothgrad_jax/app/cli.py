@@ -181,6 +181,11 @@ def _fit_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="one of several processes, which srun, mpirun, torchrun or smoothgrad launch starts; --threads: of each",
     )
+    parser.add_argument(
+        "--messages",
+        choices=["bfloat16"],
+        help="with --distributed: exchange 16-bit floats, which halves what the processes send",
+    )
     _add_settings(parser.add_argument_group("training"))
     _add_words(parser)
     _add_json(parser)

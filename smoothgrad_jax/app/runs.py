@@ -282,6 +282,7 @@ class Run:
       metadata: Further entries that checkpoints store with the settings, such as a fingerprint of the corpus.
       mesh: Devices to train on, see :func:`smoothgrad_jax.fit`. If they belong to several processes, each of these
         makes the same run.
+      messages: Dtype in which these devices exchange rows, see :func:`smoothgrad_jax.fit`.
 
     Attributes:
       steps: Number of steps of the complete run.
@@ -306,6 +307,7 @@ class Run:
         checkpoint: Checkpoint | None = None,
         metadata: Mapping[str, Any] | None = None,
         mesh: Mesh | None = None,
+        messages: str | None = None,
     ) -> None:
         self._settings, self._metadata = settings, dict(metadata or {})
         self._is_shared = mesh is not None and jax.process_count() > 1
@@ -346,6 +348,7 @@ class Run:
             threads=settings.threads if mesh is None else None,  # one thread per device of the mesh
             slots=settings.slots,
             mesh=mesh,
+            messages=messages,
         )
 
     @property

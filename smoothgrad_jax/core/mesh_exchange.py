@@ -25,10 +25,12 @@ takes a tenth of a millisecond, so there are only three: the notices travel with
 of float32 precision with each block of rows, in the place of its padding.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -41,22 +43,73 @@ PADDING = 3  # places at the end of each list of words, for a vector of float32 
 NOT_FINITE, NEGATIVE = 1, 2  # what is wrong with the statistics of a step; 0 for nothing
 
 
-class MeshBatch(NamedTuple):
-    """A minibatch divided among the devices: every array has a leading axis P.
+class MeshPart(NamedTuple):
+    """The part of a minibatch that belongs to one device.
 
     Attributes:
-      words: [P, P, U]; entry [d, s] holds the rows that device d needs of device s, increasing, then END at least
-        PADDING times. None if the model has no row-sparse parameters.
-      batch: The documents of each device, with words as positions in [P · U]; or parts of another batch.
-      sizes: [P] numbers of documents; the arrays of ``batch`` may hold more, which are empty.
-      notices: [P, N] int32, of which a step returns the maximum over the devices. The last one is the length of an
+      words: [P, U]; entry s holds the rows that the device needs of device s, increasing, then END at least PADDING
+        times. None if the model has no row-sparse parameters.
+      batch: The documents, with words as positions in [P · U]; or a part of another batch.
+      size: The number of documents; the arrays of ``batch`` may hold more, which are empty.
+      notices: [N] int32, of which a step returns the maximum over the devices. The last one is the length of an
         adaptive window, which processes may round differently.
     """
 
     words: Any
     batch: Any
-    sizes: Any
+    size: Any
     notices: Any
+
+
+@jax.tree_util.register_pytree_node_class
+class PackedArrays:
+    """The arrays of a tree as one vector per data type; to transfer a vector takes as long as to transfer one array.
+
+    Args:
+      vectors: [n] per data type; or [P, n], one row per device.
+      places: For each array of the tree the number of its vector, and its shape.
+      structure: That of the tree.
+    """
+
+    def __init__(
+        self,
+        vectors: tuple[Array, ...],
+        places: tuple[tuple[int, tuple[int, ...]], ...],
+        structure: jax.tree_util.PyTreeDef,
+    ) -> None:
+        self.vectors, self.places, self.structure = vectors, places, structure
+
+    @classmethod
+    def of(cls, tree: PyTree) -> "PackedArrays":
+        """Pack a tree of NumPy arrays, in the data types that they have in a compiled program."""
+        leaves, structure = jax.tree.flatten(tree)
+        arrays = [np.asarray(leaf) for leaf in leaves]
+        dtypes = [jax.dtypes.canonicalize_dtype(array.dtype) for array in arrays]
+        kinds = list(dict.fromkeys(dtypes))
+        same = [[array.ravel() for array, dtype in zip(arrays, dtypes, strict=True) if dtype == kind] for kind in kinds]
+        vectors = tuple(np.concatenate(each).astype(kind) for each, kind in zip(same, kinds, strict=True))
+        shapes = [array.shape for array in arrays]
+        return cls(vectors, tuple(zip(map(kinds.index, dtypes), shapes, strict=True)), structure)
+
+    def shapes(self) -> PyTree:
+        """Return the shapes of the arrays."""
+        return jax.tree.unflatten(self.structure, [jax.ShapeDtypeStruct(shape, np.int32) for _, shape in self.places])
+
+    def part(self) -> PyTree:
+        """Return the tree of this device, in a program of one device."""
+        starts, arrays = [0] * len(self.vectors), []
+        for number, shape in self.places:
+            end = starts[number] + math.prod(shape)
+            arrays.append(self.vectors[number][0, starts[number] : end].reshape(shape))
+            starts[number] = end
+        return jax.tree.unflatten(self.structure, arrays)
+
+    def tree_flatten(self) -> tuple[tuple[tuple[Array, ...]], tuple[Any, Any]]:
+        return (self.vectors,), (self.places, self.structure)
+
+    @classmethod
+    def tree_unflatten(cls, static: tuple[Any, Any], children: tuple[tuple[Array, ...]]) -> "PackedArrays":
+        return cls(children[0], *static)
 
 
 class StepOutput(NamedTuple):

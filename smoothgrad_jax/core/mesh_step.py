@@ -220,7 +220,7 @@ def _step(program, state, batch, fixed, rho, length):
 def _fit_rows(program, params, batch, kernel: RowKernel, numbers, key):
     """Exchange rows, fit the documents of this device, and exchange statistics."""
     (matrix, rest), (scale, batch_size), exchange = params, numbers, program.exchange
-    words, documents, size, notices = jax.tree.map(lambda leaf: leaf[0], batch)
+    words, documents, size, notices = batch.part()
     wanted, notices = exchange.words(words, notices)
     num_devices, device = exchange.mesh.size, lax.axis_index(exchange.name)
     is_word = jnp.arange(len(matrix)) * num_devices + device < program.num_words
@@ -271,7 +271,7 @@ def _fit_replicated(program, params, batch, model, numbers, key):
     """Take the local step on the part of this device, and average the statistics over the devices."""
     del numbers
     exchange = program.exchange
-    _, part, _, notices = jax.tree.map(lambda leaf: leaf[0], batch)
+    _, part, _, notices = batch.part()
     stats, _ = model.local_step(params[1], part, key)
     # The same on all devices, as is a failure.
     stats = mean_over_devices(stats, 1 / exchange.mesh.size, exchange.name)

@@ -26,7 +26,7 @@ from jax.sharding import Mesh
 from smoothgrad_jax.core import adaptive
 from smoothgrad_jax.core.adaptive import Adaptive
 from smoothgrad_jax.core.errors import OptionError
-from smoothgrad_jax.core.mesh_exchange import NEGATIVE, PADDING, Exchange, MeshBatch, StepOutput
+from smoothgrad_jax.core.mesh_exchange import NEGATIVE, PADDING, Exchange, MeshPart, PackedArrays, StepOutput
 from smoothgrad_jax.core.mesh_step import MeshState
 from smoothgrad_jax.core.model import Model, check_key, checked, for_platform, is_batched, uses_key
 from smoothgrad_jax.core.row_sparse.kernel import RowSparseModel
@@ -307,13 +307,13 @@ class MeshEngine:
         if rule is not None:
             self._rule = adaptive.delay(rule, (output.sketch.addressable_data(0),), 1.0)
 
-    def _distribute(self, packed: PackedBatch, notice: np.ndarray) -> MeshBatch:
+    def _distribute(self, packed: PackedBatch, notice: np.ndarray) -> PackedArrays:
         """Return a minibatch as arrays of all devices, of the agreed sizes."""
         parts = []
         for words, part, size, (_, device) in zip(*packed[:3], self._placement.devices, strict=True):
             rows, documents = _fill(words, part, self._capacity)
-            batch = MeshBatch(rows, documents, np.int32(size), notice)
-            parts.append(jax.device_put(jax.tree.map(lambda leaf: leaf[None], batch), device))
+            part = PackedArrays.of(MeshPart(rows, documents, np.int32(size), notice))
+            parts.append(jax.device_put(jax.tree.map(lambda vector: vector[None], part), device))
         return self._placement.join_trees(jax.tree.map(lambda _: 0, parts[0]), parts)
 
     def _read_output(self) -> None:

@@ -22,7 +22,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from smoothgrad_jax.core import mesh_step, svi
-from smoothgrad_jax.core.mesh_exchange import REPLICATED, Exchange, MeshBatch, StepOutput, sharding
+from smoothgrad_jax.core.mesh_exchange import REPLICATED, Exchange, PackedArrays, StepOutput, sharding
 from smoothgrad_jax.core.mesh_step import Hyperparameters, MeshState
 from smoothgrad_jax.core.model import Model
 from smoothgrad_jax.core.row_sparse import mesh as row_mesh
@@ -61,7 +61,10 @@ class Placement(NamedTuple):
 
     def join(self, axis: int, arrays: list[Any]) -> jax.Array:
         """Return an array of all devices, from one array per device of this process; copies what is on no device."""
-        placed = [jax.device_put(each, device) for each, (_, device) in zip(arrays, self.devices, strict=True)]
+        placed = [
+            each if isinstance(each, jax.Array) and each.devices() == {device} else jax.device_put(each, device)
+            for each, (_, device) in zip(arrays, self.devices, strict=True)
+        ]
         shape = list(placed[0].shape)
         if axis != REPLICATED:
             shape[axis] *= self.mesh.size
@@ -122,7 +125,7 @@ class MeshParameters(Protocol):
     def set_model(self, model: Model, settings: StepSettings) -> None:
         """Use a model with other hyperparameters for the steps to come."""
 
-    def start(self, batch: MeshBatch, size: int, rho: float, length: float | None) -> StepOutput:
+    def start(self, batch: PackedArrays, size: int, rho: float, length: float | None) -> StepOutput:
         """Start a step on B documents; the parameters must not be read before :meth:`finish` or :meth:`fail`."""
 
     def finish(self, rho: float, length: float | None) -> None:
@@ -223,7 +226,7 @@ class DenseParameters:
         self._program, self._kernel = mesh_step.compiled_step(program), kernel
         self._prior, self._key = prior, settings.key
 
-    def start(self, batch: MeshBatch, size: int, rho: float, length: float | None) -> StepOutput:
+    def start(self, batch: PackedArrays, size: int, rho: float, length: float | None) -> StepOutput:
         """See :class:`MeshParameters`."""
         scale, count = _number(self._scale(size)), _number(size)
         fixed = Hyperparameters(self._kernel, self._prior, scale, count, self._key)
@@ -359,7 +362,7 @@ class LazyRows:
         stored = (*self._state.leaving, *(self._state.slots or ()))
         return stored[0].values[0].dtype if stored else None
 
-    def start(self, batch: MeshBatch, size: int, rho: float, length: float | None) -> StepOutput:
+    def start(self, batch: PackedArrays, size: int, rho: float, length: float | None) -> StepOutput:
         """See :class:`MeshParameters`."""
         program, fixed, _ = self._known()
         fixed = fixed._replace(scale=_number(fixed.kernel.scale(size)), batch_size=_number(size))

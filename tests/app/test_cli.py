@@ -622,6 +622,10 @@ def test_the_help_of_the_topics_says_what_their_columns_mean(capsys):
             "not valid utf-16; pass another --encoding",
         ),
         (["fit", "missing", "--out", "new", "--rho", "0.1", "--tau", "5"], "--tau has no effect with a constant step"),
+        (
+            ["fit", "missing", "--out", "new", "--messages", "bfloat16"],
+            "--messages has no effect without --distributed",
+        ),
         (["fit", "missing", "--out", "new", "--patience", "5"], "--patience has no effect without early stopping"),
         (["transform", "missing", "missing", "--out", "theta.xls"], "ends in .tsv, .csv, .jsonl, .npz or .parquet"),
         (["report", "missing", "--out", "nowhere/report.html"], "the folder nowhere does not exist"),

@@ -58,7 +58,7 @@ def test_processes_save_one_model_and_another_number_resumes(texts, tmp_path):
 
 
 def test_sigterm_saves_the_model_and_a_checkpoint(texts, tmp_path):
-    process = launch(2, texts, "--out", tmp_path / "model", "--passes", "100000", *OPTIONS)
+    process = launch(2, texts, "--out", tmp_path / "model", "--passes", "100000", "--messages", "bfloat16", *OPTIONS)
     for line in process.stderr:
         if line.startswith("fit step"):
             break

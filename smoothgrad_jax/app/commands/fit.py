@@ -46,6 +46,8 @@ def run(args: Namespace) -> int:
     """Train, save the model, and print its topics."""
     if args.distributed:
         return _run_in_several_processes(args)
+    if args.messages:
+        raise OptionError("messages", "has no effect without --distributed")
     with output_folder(Path(args.out)):
         return _run(args)
 
@@ -94,8 +96,9 @@ def _run(args: Namespace, mesh: Mesh | None = None) -> int:
         runs.check_same_run(last.settings, settings, metadata)
     is_first = mesh is None or jax.process_index() == 0
     if mesh is not None:
-        distributed.check_same(settings.as_json() | metadata | {"checkpoint": last.step if last else None})
-    training = new_run(stored, settings, metadata, last, mesh)
+        facts = {"messages": args.messages, "checkpoint": last.step if last else None}
+        distributed.check_same(settings.as_json() | metadata | facts)
+    training = new_run(stored, settings, metadata, last, mesh, args.messages)
     labels = _earlier_labels(out, settings, metadata) if last else None
     log(f"{size_of(stored)}; {settings.topics} topics, window {settings.window}")
     if args.overwrite and is_first:

@@ -30,6 +30,7 @@ def new_run(
     metadata: dict[str, Any],
     checkpoint: Checkpoint | None = None,
     mesh: Mesh | None = None,
+    messages: str | None = None,
 ) -> Run:
     """Return a run over a corpus, with some of its documents held out.
 
@@ -39,6 +40,7 @@ def new_run(
       metadata: Entries stored with the settings, such as a fingerprint of the corpus.
       checkpoint: A checkpoint to continue from.
       mesh: Devices to train on; None for the threads of this process.
+      messages: Dtype in which the devices exchange rows, see :func:`smoothgrad_jax.fit`.
     """
     corpus = stored.corpus
     assert settings.held_out is not None, "the settings must be resolved"
@@ -56,6 +58,7 @@ def new_run(
         checkpoint=checkpoint,
         metadata=metadata,
         mesh=mesh,
+        messages=messages,
     )
 
 

@@ -39,7 +39,7 @@ from smoothgrad_jax.core.fused_loops import fused, row, set_row
 from smoothgrad_jax.core.mesh_exchange import (
     REPLICATED,
     Exchange,
-    MeshBatch,
+    PackedArrays,
     StepOutput,
     failure_of,
     sharding,
@@ -236,7 +236,7 @@ def init_mesh_rows(matrix: Array, total: Array, *, infinite: bool, rest: PyTree,
 def start_step(
     program: RowProgram,
     state: MeshRows,
-    batch: MeshBatch,
+    batch: PackedArrays,
     fixed: RowHyperparameters,
     rho: Numeric,
     length: Numeric,
@@ -246,7 +246,7 @@ def start_step(
     Args:
       program: Of the run.
       state: The state; its arrays are donated.
-      batch: The minibatch.
+      batch: A :class:`smoothgrad_jax.core.mesh_exchange.MeshPart` per device.
       fixed: Hyperparameters.
       rho: ρ, for the dense leaves.
       length: L, for the dense leaves; an adaptive window has it in the notices.
@@ -255,7 +255,7 @@ def start_step(
       The state for :func:`finish_step`, or for :func:`restart` if the step fails; the statistics of the minibatch; and
       what all devices learned. All of them may be in progress.
     """
-    capacity = _capacity(batch.words.shape, state.rows.shape[0])
+    capacity = _capacity(batch.shapes().words.shape, state.rows.shape[0])
     state, memory, change = _prepare(program, state, fixed, capacity)
     numbers = (np.asarray(state.step, np.uint32), rho, length)
     changed, rest, (words, sums, total), output = compiled_step(program, capacity)(
@@ -385,8 +385,8 @@ def join_parts(parts: Sequence[RowSparseState], join: Callable[[int, list[Any]],
 
 
 def _capacity(shape, num_rows):
-    """Return M for lists of words [P, P, U]: as many rows as all devices can need of one, and at least one END."""
-    _, num_devices, capacity = shape
+    """Return M for lists of words [P, U]: as many rows as all devices can need of one, and at least one END."""
+    num_devices, capacity = shape
     return -(-(min(num_devices * capacity, num_rows // num_devices) + 1) // 16) * 16
 
 
@@ -542,7 +542,7 @@ def _compiled_advance(program):
 def _step(program, capacity, rows, memory, total, rest, change, batch, fixed, numbers):
     """Take a step on one device; see the module."""
     exchange, (step, rho, length) = program.exchange, numbers
-    words, documents, size, notices = jax.tree.map(lambda leaf: leaf[0], batch)
+    words, documents, size, notices = batch.part()
     wanted, notices = exchange.words(words, notices)
     used, position = _merge_lists(wanted, rows.shape[0], capacity)
     changed, features = _change_rows(rows, memory, total, change, used, fixed.eta)
@@ -614,7 +614,8 @@ def _merge_in_place(arrays, wanted):
 
     def append(w, carry):
         number, used, position = carry
-        is_used = position[w]
+        # The barrier separates the read from the write; see fused_loops.
+        is_used = lax.optimization_barrier(position[w])
         # If the row is not used, the next one that is overwrites this entry.
         used = set_row(used, number, jnp.asarray(w, jnp.int32)[None])
         return number + is_used, used, set_row(position, w, (number * is_used)[None])
