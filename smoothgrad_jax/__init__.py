@@ -4,7 +4,6 @@ Public names are imported on first use, so that ``smoothgrad --help`` does not w
 """
 
 import importlib.util
-from typing import Any
 
 __version__ = "0.1.0"
 
@@ -69,7 +68,7 @@ __all__ = sorted(
 )
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in _MODULES or name in _RENAMED:
         return importlib.import_module(f"{__name__}.{(_MODULES | _RENAMED)[name]}")
     if name in _MODULE_OF:

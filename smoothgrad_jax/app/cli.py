@@ -20,19 +20,13 @@ the command runs. The options of a run come from :class:`smoothgrad_jax.training
 
 import argparse
 import contextlib
-import importlib
 import io
-import logging
-import shlex
 import sys
-import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, NoReturn, TextIO
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 from smoothgrad_jax import __version__
-from smoothgrad_jax.app import event_log, signals
 from smoothgrad_jax.core.errors import OptionError
-from smoothgrad_jax.data.errors import CorpusError, CorpusWarning, OptionName
 
 _INPUTS = (
     "files or a folder: text with one document per line, a folder of text files, JSON lines, CSV, TSV, Parquet, UCI "
@@ -41,7 +35,7 @@ _INPUTS = (
 )
 _TABLES = ".tsv, .csv, .jsonl, .npz or .parquet"  # see `smoothgrad_jax.app.commands.tables`
 # Option of the model -> setting.
-_SETTING_OF = {"tol": "local_tol", "max_iter": "local_max_iter"}
+SETTING_OF = {"tol": "local_tol", "max_iter": "local_max_iter"}
 _SHORT = {"ngram_range": "ngrams"}  # Python's name of an option -> its name on the command line
 
 
@@ -51,32 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # some terminals cannot encode every character
     args = _parse(sys.argv[1:] if argv is None else argv)
-    with signals.handled() as received, _warnings_in_one_line(args), contextlib.ExitStack() as stack:
-        try:
-            stack.callback(_drop_unwritten_output)
-            stack.enter_context(event_log.writing(getattr(args, "log_json", None)))
-            return _run(args)
-        except BrokenPipeError:  # the reader of the output has ended, for example `head`
-            return 0
-        except KeyboardInterrupt:
-            code, message = received.exit_code, "interrupted"
-        except OptionError as error:
-            code, name = 2, _SETTING_OF.get(error.option, error.option)
-            message = f"{_flag(name) if hasattr(args, name) else error.option} {error.problem}"
-        except CorpusError as error:
-            code = 2 if isinstance(error.args[0], OptionName) else 1
-            message = error.message(lambda option: _spell(option, args))
-        except MemoryError as error:
-            code, message = 1, f"out of memory: {error}"
-        except (ImportError, ValueError, OSError) as error:  # includes CommandError, LoadError and SaveError
-            code, message = 1, str(error)
-        from smoothgrad_jax.app.commands.output import printable
+    from smoothgrad_jax.app.command_run import run_command  # not for --help, which has ended here
 
-        with contextlib.suppress(OSError):  # nobody reads the error either
-            print(f"smoothgrad {args.command}: {printable(message)}", file=sys.stderr)
-        event_log.event("error", level=logging.ERROR, message=message, code=code)
-        _leave(args, code)
-        return code
+    return run_command(args)
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -90,60 +61,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     # The options of the command that `launch` starts are not those of `launch`.
     parse = parser.parse_args if argv[0] == "launch" else parser.parse_intermixed_args
     return parse(argv[1:], namespace)
-
-
-@contextlib.contextmanager
-def _warnings_in_one_line(args: argparse.Namespace) -> Iterator[None]:
-    """Print warnings about the corpus as one line, with options as the command line has them."""
-    with warnings.catch_warnings():
-        default = warnings.showwarning
-
-        def show(
-            message: Warning | str,
-            category: type[Warning],
-            filename: str,
-            lineno: int,
-            file: TextIO | None = None,
-            line: str | None = None,
-        ) -> None:
-            if isinstance(message, CorpusWarning):
-                text = message.message(lambda option: _spell(option, args))
-                print(f"smoothgrad {args.command}: warning: {text}", file=sys.stderr)
-            else:
-                default(message, category, filename, lineno, file, line)
-
-        warnings.showwarning = show
-        yield
-
-
-def _run(args: argparse.Namespace) -> int:
-    """Run a command."""
-    command = importlib.import_module(f"smoothgrad_jax.app.commands.{args.command}")
-    if COMMANDS[args.command].compiles:
-        from smoothgrad_jax.app.program_cache import stored_programs
-
-        with stored_programs():
-            code = command.run(args)
-    else:
-        code = command.run(args)
-    sys.stdout.flush()
-    return code
-
-
-def _drop_unwritten_output() -> None:
-    """Drop output that cannot be written: Python would try again at exit, and replace the exit code by 120."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        signals.drop_output(1)
-
-
-def _leave(args: argparse.Namespace, code: int) -> None:
-    """End the process at once after an error, if it is one of several, so that the others do not wait for it."""
-    if getattr(args, "distributed", False):
-        from smoothgrad_jax.training import distributed
-
-        distributed.leave(code)
 
 
 def given_settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -382,14 +299,14 @@ def _add_settings(
         option, default = OPTIONS[name], defaults.get(name, DEFAULT_VALUES[name])
         text = option.help.replace("%", "%%")
         if option.metavar is None:
-            parser.add_argument(_flag(name), action="store_const", const=True, help=text)
+            parser.add_argument(flag(name), action="store_const", const=True, help=text)
             continue
         if name in defaults:
             text = text.split(" (")[0]
         if default is not None:
             text += f" ({default})" if isinstance(default, str) else f" ({default:g})"
         parser.add_argument(
-            _flag(name), type=_setting(name), default=defaults.get(name), metavar=option.metavar, help=text
+            flag(name), type=_setting(name), default=defaults.get(name), metavar=option.metavar, help=text
         )
 
 
@@ -496,21 +413,9 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
-def _flag(name: str) -> str:
+def flag(name: str) -> str:
+    """Return the name of an option on the command line."""
     return f"--{_SHORT.get(name, name).replace('_', '-')}"
-
-
-def _spell(option: OptionName, args: argparse.Namespace) -> str:
-    """Return an option as the command line has it: ``--min-df 5``, ``--sort``; as Python has it if it has no flag."""
-    if option == OptionName("vocabulary", False):  # of `open_source`, not of `convert`
-        return "--words-file none"
-    if option.name == "keep" and hasattr(args, "by"):  # groups keeps the field by which it groups
-        option = option._replace(name="by")
-    if not hasattr(args, option.name):
-        return str(option)
-    value = option.value
-    text = "" if value in (None, True) else ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    return _flag(option.name) + (f" {shlex.quote(text)}" if text else "")
 
 
 def _setting(name: str) -> Callable[[str], Any]:
