@@ -31,6 +31,7 @@ Modules:
 | ``state``   | the immutable state, the minibatch partitioned among threads, the workspace                    |
 | ``program`` | the compiled loop over the rows of one partition                                               |
 | ``step``    | one step of smoothed SVI, reading λ, and changes of the prior                                  |
+| ``mesh``    | a step on the devices of a mesh, one partition per device                                      |
 
 With L = 1 the algorithm is SVI with lazy updates. For every L it computes the same λ as
 :func:`smoothgrad_jax.global_step`, up to rounding.
