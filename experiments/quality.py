@@ -35,9 +35,10 @@ import scipy.sparse
 
 import smoothgrad_jax as sj
 from smoothgrad_jax import Maximum
+from smoothgrad_jax.app.runs import step_size
 from smoothgrad_jax.models.lda.methods import named_method
 from smoothgrad_jax.models.lda.model import split_held_out
-from smoothgrad_jax.training.settings import METHODS, Settings
+from smoothgrad_jax.training.settings import METHODS, SCHEDULES, Settings
 
 HELD_OUT = 1_000
 SWEEPS = (5, 10, 20, 50, 100, 200)  # of tomotopy after which topics are measured
@@ -68,14 +69,14 @@ def measure(X, halves, alpha, lam):
 def train_ours(X, halves, args):
     """Yield seconds, passes and quality along a run of smoothgrad_jax."""
     key, steps = jax.random.key(args.seed), max(1, round(args.passes * X.shape[0] / args.batch_size))
-    chosen = {name: getattr(args, name) for name in ("alpha", "eta", "tau", "kappa")}
+    chosen = {name: getattr(args, name) for name in ("alpha", "eta", "tau", "kappa", "schedule")}
     settings = Settings(topics=args.topics, method=args.method, batch_size=args.batch_size, **chosen)
     settings = settings.resolve(X.shape[0])
     begin = time.perf_counter()
     method = named_method(args.method, args.sweeps)
     model = sj.LDA(settings.alpha, settings.eta, X.shape[0], method=method)
     lam = sj.seed_topics(key, X[:: -(-X.shape[0] // 10_000)], args.topics, num_docs=X.shape[0])
-    rho = sj.robbins_monro(settings.tau, settings.kappa)
+    rho = step_size(settings, steps)
     state, spent, step = np.asarray(lam), time.perf_counter() - begin, 0
     for fraction in FRACTIONS:
         begin = time.perf_counter()
@@ -237,6 +238,7 @@ def main():
     parser.add_argument("--window", type=float, default=1)
     for name in ("alpha", "eta", "tau", "kappa"):
         parser.add_argument(f"--{name}", type=float)
+    parser.add_argument("--schedule", choices=SCHEDULES, help="of the step sizes; by default annealed to 0")
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--results", type=pathlib.Path, default=pathlib.Path("quality.jsonl"))

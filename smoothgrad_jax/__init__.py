@@ -15,7 +15,7 @@ _NAMES = {
     "app.saved_models": ("SavedModel", "load_model", "save_model"),
     "core.adaptive": ("Adaptive",),
     "core.diagnostics": ("averaged_step", "bias_variance", "count_negative"),
-    "core.schedules": ("phase_out", "robbins_monro"),
+    "core.schedules": ("annealed", "phase_out", "robbins_monro"),
     "core.svi": ("SVIState", "global_step", "init", "run", "sweep", "sweep_bytes"),
     "core.transformation": ("natural_gradient", "smoothed_svi", "window_mean"),
     "core.window": ("Exponential", "Moving"),

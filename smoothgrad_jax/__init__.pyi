@@ -15,6 +15,7 @@ from smoothgrad_jax.core.adaptive import Adaptive as Adaptive
 from smoothgrad_jax.core.diagnostics import averaged_step as averaged_step
 from smoothgrad_jax.core.diagnostics import bias_variance as bias_variance
 from smoothgrad_jax.core.diagnostics import count_negative as count_negative
+from smoothgrad_jax.core.schedules import annealed as annealed
 from smoothgrad_jax.core.schedules import phase_out as phase_out
 from smoothgrad_jax.core.schedules import robbins_monro as robbins_monro
 from smoothgrad_jax.core.svi import SVIState as SVIState

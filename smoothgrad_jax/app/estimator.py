@@ -21,6 +21,7 @@ import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -76,6 +77,7 @@ _SAME_NAMES = (
     "warmup",
     "slots",
     "batch_size",
+    "schedule",
     "replace",
     "seconds",
     "early_stopping",
@@ -130,11 +132,15 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
     batch_size : int or None, default=None
         B. None is 1/32 of the documents, between 32 and 256.
     learning_rate : float, callable or None, default=None
-        ρ, one number in (0, 1] or a function of the step number. None is (τ + t)^−κ.
+        ρ, one number in (0, 1] or a function of the step number. None is (τ + t)^−κ, see ``schedule``.
     learning_offset : float or None, default=None
         τ of the step size. None is the number of minibatches per pass, between 1 and 64.
     learning_decay : float or None, default=None
-        κ of the step size, in (0.5, 1] for convergence. None is 0.6; 0.7 for the variational method.
+        κ of the step size. None is 0.5 if the step sizes are annealed, otherwise 0.6; 0.7 for the variational method.
+    schedule : {"annealed", "robbins-monro"} or None, default=None
+        "robbins-monro": step sizes (τ + t)^−κ, for any number of passes. "annealed": they also fall linearly to 0 at
+        the end of :meth:`fit`, so that λ has less noise. None is "annealed"; "robbins-monro" for the variational
+        method, with ``early_stopping``, and in :meth:`partial_fit`.
     max_iter : int, default=10
         Passes over the documents. Each pass has its own order.
     seconds : float or None, default=None
@@ -236,6 +242,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         learning_rate: StepSize | None = None,
         learning_offset: float | None = None,
         learning_decay: float | None = None,
+        schedule: str | None = None,
         max_iter: int = 10,
         seconds: float | None = None,
         replace: bool = False,
@@ -267,6 +274,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         self.learning_rate = learning_rate
         self.learning_offset = learning_offset
         self.learning_decay = learning_decay
+        self.schedule = schedule
         self.max_iter = max_iter
         self.seconds = seconds
         self.replace = replace
@@ -352,7 +360,12 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
                     raise OptionError(name, f"has no effect in partial_fit; set it to {default}")
             if self._checkpoints():
                 raise OptionError("checkpoints", "has no effect in partial_fit; set it to None")
-            settings = self._settings(int(self.total_samples), 0).resolve(int(self.total_samples))
+            if self.schedule == "annealed":
+                raise OptionError("schedule", 'cannot be "annealed" in partial_fit, which has no last step')
+            settings = self._settings(int(self.total_samples), 0)
+            if settings.rho is None:
+                settings = replace(settings, schedule="robbins-monro")
+            settings = settings.resolve(int(self.total_samples))
             run, earlier_steps = self._partial_run(counts, settings, first)
         self._run_settings = settings.as_json()
         with self._storing(run, earlier_steps), _parameter_names():
@@ -591,7 +604,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             start,
             window=_delayed(window_object(self.window), earlier_steps),
             warmup=settings.warmup,
-            rho=_delayed(runs.step_size(settings), earlier_steps),
+            rho=_delayed(runs.step_size(settings, 0), earlier_steps),
             key=key,
             threads=None if isinstance(start, RowSparseState) else settings.threads,
             slots=settings.slots,

@@ -31,7 +31,7 @@ from smoothgrad_jax.core.adaptive import Adaptive
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.mesh_step import MeshState
 from smoothgrad_jax.core.row_sparse.state import RowSparseState
-from smoothgrad_jax.core.schedules import robbins_monro
+from smoothgrad_jax.core.schedules import annealed, robbins_monro
 from smoothgrad_jax.core.types import Array, ArrayLike, PRNGKey, PyTree
 from smoothgrad_jax.data import schema
 from smoothgrad_jax.data.corpus import Corpus
@@ -116,12 +116,14 @@ def _check_memory(num_words: int, num_topics: int) -> None:
         raise MemoryError(f"{size}, this machine has {total / 1e9:,.0f} GB; use a smaller vocabulary or fewer topics")
 
 
-def step_size(settings: Settings) -> float | Callable[[Any], Any]:
-    """Return ρ of resolved settings: a number or a schedule of the step number."""
+def step_size(settings: Settings, steps: int) -> float | Callable[[Any], Any]:
+    """Return ρ of resolved settings, a number or a schedule of the step number, for a run of so many steps."""
     if settings.rho is not None:
         return settings.rho
     assert settings.tau is not None, "the settings must be resolved"
     assert settings.kappa is not None, "the settings must be resolved"
+    if settings.schedule == "annealed":
+        return annealed(settings.tau, settings.kappa, steps)
     return robbins_monro(settings.tau, settings.kappa)
 
 
@@ -335,7 +337,7 @@ class Run:
             checkpoint.state if checkpoint else params,
             window=window_object(settings.window),
             warmup=settings.warmup,
-            rho=step_size(settings),
+            rho=step_size(settings, self.steps),
             steps=max(self.steps - first, 1),
             seconds=settings.seconds,
             batch_size=self._batch_size,

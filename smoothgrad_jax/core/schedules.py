@@ -32,6 +32,24 @@ class RobbinsMonro:
 
 
 @dataclass(frozen=True)
+class Annealed:
+    """The step sizes of :func:`annealed`."""
+
+    tau: float
+    kappa: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        RobbinsMonro(self.tau, self.kappa)  # checks both
+        if isinstance(self.steps, int | float) and not self.steps >= 1:
+            raise OptionError("steps", f"must be at least 1, got {self.steps}")
+
+    def __call__(self, count: ArrayLike) -> jax.Array:
+        # ρ_t = (τ + t)^−κ (1 − t/T)
+        return RobbinsMonro(self.tau, self.kappa)(count) * jnp.maximum(1 - jnp.asarray(count, float) / self.steps, 0)
+
+
+@dataclass(frozen=True)
 class PhaseOut:
     """The window lengths of :func:`phase_out`."""
 
@@ -63,6 +81,24 @@ def robbins_monro(tau: float = 1.0, kappa: float = 0.7) -> RobbinsMonro:
       A function of the step number.
     """
     return RobbinsMonro(tau, kappa)
+
+
+def annealed(tau: float, kappa: float, steps: int) -> Annealed:
+    """Return the step sizes ρ_t = (τ + t)^−κ (1 − t/T) for t = 0, …, T − 1, for a run of T steps.
+
+    In a run with :func:`robbins_monro` the last minibatches have the largest weights in λ, and λ has their noise. Here
+    the step sizes are large while the parameters still move far, and small at the end: λ ends as a mean over more
+    minibatches.
+
+    Args:
+      tau: τ ≥ 1, as in :func:`robbins_monro`.
+      kappa: κ ≥ 0; it may be smaller than in :func:`robbins_monro`, because the factor 1 − t/T ends the noise.
+      steps: T. Steps after T have the size 0.
+
+    Returns:
+      A function of the step number.
+    """
+    return Annealed(tau, kappa, steps)
 
 
 def phase_out(length: int, start: int, stop: int) -> PhaseOut:

@@ -1,9 +1,9 @@
 """The engine for a mesh of devices, which may belong to several processes: ``fit(…, mesh=mesh)``.
 
 A step is one compiled program, which moves all rows of a device (:mod:`smoothgrad_jax.core.mesh_step`) or, for large
-vocabularies, those of the minibatch (:mod:`smoothgrad_jax.core.row_sparse.mesh`). Every process draws the documents of a minibatch
-from (key, step), and packs those of its own devices: the processes exchange no documents, and the minibatch does not
-depend on the number of devices. The result is that of one process up to rounding.
+vocabularies, those of the minibatch (:mod:`smoothgrad_jax.core.row_sparse.mesh`). Every process draws the documents of
+a minibatch from (key, step), and packs those of its own devices: the processes exchange no documents, and the minibatch
+does not depend on the number of devices. The result is that of one process up to rounding.
 
 A model without row-sparse parameters is replicated: every device has all parameters, and the statistics are averaged.
 

@@ -14,8 +14,9 @@ standard library, so that ``smoothgrad fit --help`` does not wait for jax.
 | K      | ``topics``             | number of topics                                                 |
 | L      | ``window``             | minibatches over which the statistics are averaged               |
 | B      | ``batch_size``         | documents per minibatch                                          |
-| ρ      | ``rho``                | step size; by default ρ_t = (τ + t)^−κ                           |
-| τ, κ   | ``tau``, ``kappa``     | offset and decay of the step size                                |
+| ρ      | ``rho``                | constant step size, or a schedule                                |
+| τ, κ   | ``tau``, ``kappa``     | offset and decay of the step sizes (τ + t)^−κ                    |
+|        | ``schedule``           | whether these also fall to 0 in T steps, the length of the run   |
 | α, η   | ``alpha``, ``eta``     | Dirichlet priors of topics per document and of words per topic   |
 
 A window has a text form, which JSON and the command line can hold:
@@ -48,6 +49,7 @@ SLOTS = ("float32", "bfloat16", "uint8")
 FIT_KAPPA = 0.7  # κ of `fit`, for any model
 MAX_THREADS = 1024  # more than any machine has cores for; each thread has memory of its own
 EXECUTIONS = ("sequential", "batched")
+SCHEDULES = ("annealed", "robbins-monro")
 METHODS = ("sampled", "collapsed", "mean", "variational")
 
 Window: TypeAlias = Any  # a number, a text form, a schedule of the step number, or a window object
@@ -78,6 +80,7 @@ class Settings:
     tau: float | None = None
     kappa: float | None = None
     rho: StepSize | None = None
+    schedule: str | None = None
     alpha: Prior = None
     eta: Prior = None
     passes: int | None = None
@@ -101,13 +104,14 @@ class Settings:
         self._check_effects()
         schedule = _robbins_monro_parameters(self.rho)
         if schedule is not None:
-            for name, value in zip(("rho", "tau", "kappa"), (None, *schedule), strict=True):
+            tau, kappa = schedule
+            for name, value in {"rho": None, "tau": tau, "kappa": kappa, "schedule": "robbins-monro"}.items():
                 object.__setattr__(self, name, value)
 
     def _check_effects(self) -> None:
         """Refuse options that would have no effect beside another one."""
         if self.rho is not None:
-            for name in ("tau", "kappa"):
+            for name in ("tau", "kappa", "schedule"):
                 if getattr(self, name) != DEFAULT_VALUES[name]:
                     raise OptionError(name, "has no effect with a constant step size; leave one of the two out")
         if self.method != "sampled" and self.sweeps != DEFAULT_VALUES["sweeps"]:
@@ -146,20 +150,23 @@ class Settings:
         batch_size = default_batch_size(num_trained) if self.batch_size is None else self.batch_size
         tau = default_tau(num_trained / batch_size) if self.tau is None and self.rho is None else self.tau
         passes = min(_DEFAULT_PASSES, max(1, math.ceil(_ENOUGH_DOCUMENTS / num_docs)))
-        kappa, last_rho, steps = self.kappa, self.rho, passes * num_trained / batch_size
-        if last_rho is None:
-            kappa = default_kappa(self.method) if kappa is None else kappa
+        schedule, kappa, steps = self.schedule, self.kappa, passes * num_trained / batch_size
+        if self.rho is None:
+            schedule = schedule or default_schedule(self.method, self.early_stopping)
+            kappa = default_kappa(self.method, schedule) if kappa is None else kappa
             last_rho = ((tau or 1.0) + steps) ** -kappa
-        elif callable(last_rho):
-            last_rho = float(last_rho(int(steps)))
+        else:
+            last_rho = float(self.rho(int(steps))) if callable(self.rho) else self.rho
+        remembered = batch_size * remembered_minibatches(schedule, last_rho, steps)
         return replace(
             self,
             held_out=held_out,
             batch_size=batch_size,
             tau=tau,
             kappa=kappa,
+            schedule=schedule,
             alpha=default_alpha(self.method, self.topics) if self.alpha is None else self.alpha,
-            eta=default_eta(self.method, num_trained, batch_size, last_rho) if self.eta is None else self.eta,
+            eta=default_eta(self.method, num_trained, remembered) if self.eta is None else self.eta,
             passes=passes if self.passes is None else self.passes,
         )
 
@@ -384,9 +391,14 @@ OPTIONS: dict[str, Option] = {
     "slots": _choice("precision of the window; a lower one saves memory where L is large (float32)", SLOTS),
     "batch_size": _integer("documents per minibatch (1/32 of the documents, from 32 to 256)", "B"),
     "tau": _at_least_1("offset of the step sizes (τ + t)^−κ (minibatches per pass, at most 64)", "TAU"),
-    "kappa": _not_negative("decay of the step sizes; in (0.5, 1] the run converges (0.6; variational 0.7)", "KAPPA"),
+    "kappa": _not_negative("decay of the step sizes (annealed 0.5, robbins-monro 0.6; variational 0.7)", "KAPPA"),
     "rho": Option(
         "constant step size instead of (τ + t)^−κ", float, _accepts_rho, "a number above 0 and at most 1", "RHO"
+    ),
+    "schedule": _choice(
+        "robbins-monro: step sizes (τ + t)^−κ, for any number of passes; annealed: they also fall linearly to 0 at the "
+        "end of the run (annealed; robbins-monro for the variational method and with early stopping)",
+        SCHEDULES,
     ),
     "alpha": _prior("prior of the topics in a document; auto learns one number per topic (2.5/K; variational 0.1)"),
     "eta": _prior(
@@ -417,9 +429,16 @@ def default_batch_size(num_docs: int) -> int:
     return min(max(int(num_docs) // 32, 32), 256)
 
 
-def default_kappa(method: str) -> float:
+def default_schedule(method: str, early_stopping: bool) -> str:
+    """Return the schedule of the step sizes; a run that stops early has no known end towards which they could fall."""
+    return "robbins-monro" if method == "variational" or early_stopping else "annealed"
+
+
+def default_kappa(method: str, schedule: str) -> float:
     """Return κ of the step sizes for a local step of LDA."""
-    return FIT_KAPPA if method == "variational" else 0.6
+    if method == "variational":
+        return FIT_KAPPA
+    return 0.5 if schedule == "annealed" else 0.6
 
 
 def default_alpha(method: str, num_topics: int) -> float:
@@ -430,21 +449,33 @@ def default_alpha(method: str, num_topics: int) -> float:
     return 0.1 if method == "variational" else min(max(2.5 / num_topics, 0.01), 0.3)
 
 
-def default_eta(method: str, num_docs: float, batch_size: int, last_rho: float) -> float:
+def remembered_minibatches(schedule: str | None, last_rho: float, steps: float) -> float:
+    """Return over how many minibatches λ is a mean at the end of a run: 1 / Σ_t w_t² with the weights w_t in λ.
+
+    With a last step size ρ the weight of a minibatch that is u steps old is ρ exp(−ρu), which is a mean over 2/ρ. If
+    the step sizes also fall linearly to 0 in T steps, the weight is (ρu/T) exp(−ρu²/2T), a mean over 4 √(T/πρ).
+
+    Args:
+      schedule: ``"annealed"``, or another one.
+      last_rho: ρ, (τ + T)^−κ.
+      steps: T.
+    """
+    return 4 * math.sqrt(steps / (math.pi * last_rho)) if schedule == "annealed" else 2 / last_rho
+
+
+def default_eta(method: str, num_docs: float, remembered_docs: float) -> float:
     """Return η.
 
-    λ is scaled to D documents, but it is a moving average with weight ρ, whose noise is that of a mean over 2/ρ
-    minibatches, which is n = 2B/ρ documents. A posterior from n documents, scaled up by D/n, has the prior scaled up
-    too: η = 0.05 max(1, D/n).
+    λ is scaled to D documents, but it has the noise of a mean over n documents. A posterior from n documents, scaled up
+    by D/n, has the prior scaled up too: η = 0.05 max(1, D/n).
 
     Args:
       method: The local step; for the variational one η is 0.1.
       num_docs: D.
-      batch_size: B.
-      last_rho: ρ after the default number of passes. The passes of this run do not count, so that a resumed run with
-        more of them has the same η.
+      remembered_docs: n, after the default number of passes. The passes of this run do not count, so that a resumed run
+        with more of them has the same η.
     """
-    return 0.1 if method == "variational" else 0.05 * max(1.0, num_docs * last_rho / (2 * batch_size))
+    return 0.1 if method == "variational" else 0.05 * max(1.0, num_docs / remembered_docs)
 
 
 def default_tau(batches_per_pass: float) -> float:

@@ -38,6 +38,8 @@ _MAIN = (
     "from smoothgrad_jax.app.cli import main; sys.exit(main())"
 )
 COMMON = ["--topics", "3", "--passes", "6", "--batch-size", "32", "--threads", "1"]
+# Step sizes that do not depend on the number of passes: a run continues where a longer one would be.
+ANY_PASSES = ["--schedule", "robbins-monro"]
 
 
 @pytest.fixture(scope="module")
@@ -263,16 +265,17 @@ def test_a_report_has_groups_ids_and_another_model(model, texts, folder, capsys)
     assert stored["groups"] == data["groups"]
 
 
-def test_more_passes_continue_from_the_end(model, texts, folder, capsys):
+def test_more_passes_continue_from_the_end(texts, folder, capsys):
     """Six passes and then six more give the same bits as twelve passes."""
-    twelve = [*COMMON[:3], "12", *COMMON[4:]]
+    twelve = [*COMMON[:3], "12", *COMMON[4:], *ANY_PASSES]
     assert main(["fit", str(texts), "--out", str(folder / "twelve"), *twelve]) == 0
     half = folder / "half"
-    assert main(["fit", str(texts), "--out", str(half), *COMMON]) == 0
+    assert main(["fit", str(texts), "--out", str(half), *COMMON, *ANY_PASSES]) == 0
     # --resume writes the model of a run that was killed after its last checkpoint.
+    lam = load_model(half).lam
     (half / "model.json").unlink()
     assert main(["fit", str(texts), "--out", str(half), "--resume"]) == 0
-    np.testing.assert_array_equal(load_model(half).lam, load_model(model).lam)
+    np.testing.assert_array_equal(load_model(half).lam, lam)
     assert "the run is complete after 54 steps; give more --passes to continue" in capsys.readouterr().err
     assert main(["fit", str(texts), "--out", str(half), "--resume", "--topics", "4"]) == 2
     assert "--topics was 3 in the checkpoint, and is 4 now" in capsys.readouterr().err
@@ -287,6 +290,17 @@ def test_more_passes_continue_from_the_end(model, texts, folder, capsys):
     seconds = [record["seconds"] for record in load_model(half).history]
     assert seconds == sorted(seconds)
     assert len(set(seconds)) > 1
+
+
+def test_more_passes_anneal_the_step_sizes_again(model, texts, folder):
+    """The step sizes of an annealed run depend on its length; those of the steps to come follow from the new length."""
+    out = folder / "annealed"
+    shutil.copytree(model, out)
+    assert main(["fit", str(texts), "--out", str(out), "--resume", "--passes", "12"]) == 0
+    continued = load_model(out)
+    assert continued.settings["schedule"] == "annealed"
+    assert continued.history[-1]["step"] == 107
+    assert not np.array_equal(continued.lam, load_model(model).lam)
 
 
 def read_lines(path):
@@ -679,7 +693,7 @@ def test_the_remains_of_a_run_killed_before_its_first_checkpoint_are_replaced(te
 def test_a_run_resumes_from_an_earlier_checkpoint_if_the_last_is_damaged(texts, folder, capsys):
     out, complete = folder / "damaged", folder / "undamaged"
     for passes in ("2", "4"):
-        extra = [] if passes == "2" else ["--resume"]
+        extra = ANY_PASSES if passes == "2" else ["--resume"]
         assert main(["fit", str(texts), "--out", str(out), *COMMON[:3], passes, *COMMON[4:], *extra]) == 0
     last = max((out / "checkpoints").iterdir())
     for array in last.glob("*.npy"):
@@ -690,7 +704,7 @@ def test_a_run_resumes_from_an_earlier_checkpoint_if_the_last_is_damaged(texts, 
     assert f"{last}" in err
     assert "damaged: expected" in err
     assert "resuming from an earlier checkpoint" in err
-    assert main(["fit", str(texts), "--out", str(complete), *COMMON[:3], "4", *COMMON[4:]]) == 0
+    assert main(["fit", str(texts), "--out", str(complete), *COMMON[:3], "4", *COMMON[4:], *ANY_PASSES]) == 0
     np.testing.assert_array_equal(load_model(out).lam, load_model(complete).lam)
 
 
@@ -832,7 +846,7 @@ def test_documentation_strings(tmp_path):
 def test_a_resumed_run_with_any_option_ends_where_a_complete_one_ends(texts, folder, options):
     name = "".join(options).replace(":", "-")
     runs = {passes: folder / f"{name}-{passes}" for passes in ("2", "4")}
-    common = [*COMMON[:2], *COMMON[4:], *options]
+    common = [*COMMON[:2], *COMMON[4:], *options, *([] if "--rho" in options else ANY_PASSES)]
     for passes, out in runs.items():
         assert main(["fit", str(texts), "--out", str(out), *common, "--passes", passes, "--score-every", "3"]) == 0
     assert main(["fit", str(texts), "--out", str(runs["2"]), "--resume", "--passes", "4"]) == 0

@@ -19,6 +19,7 @@ from smoothgrad_jax import (
     Adaptive,
     Exponential,
     Moving,
+    annealed,
     averaged_step,
     global_step,
     init,
@@ -310,6 +311,16 @@ def test_robbins_monro():
         robbins_monro(1, -1)
 
 
+def test_annealed():
+    schedule = annealed(10, 0.5, 20)
+    expected = [10**-0.5, 0.5 * 20**-0.5, 0.05 * 29**-0.5, 0, 0]
+    np.testing.assert_allclose([schedule(t) for t in (0, 10, 19, 20, 30)], expected, rtol=1e-6)
+    assert annealed(10, 0.5, 20) == annealed(10, 0.5, 20) != annealed(10, 0.5, 21)
+    for bad in [(0, 0.5, 20), (10, -1, 20), (10, 0.5, 0)]:
+        with pytest.raises(ValueError, match=r"tau must be|kappa must not|steps must be"):
+            annealed(*bad)
+
+
 def test_phase_out(corpus, rows, lam):
     """The lengths of the schedule, and the end of a run with them: from ``stop`` on it takes the steps of SVI."""
     schedule = phase_out(8, start=4, stop=10)
@@ -317,12 +328,12 @@ def test_phase_out(corpus, rows, lam):
     np.testing.assert_array_equal(lengths, [8] * 5 + [6, 4, 3, 2, 1, 1, 1, 1])
     lam = jnp.asarray(lam, jnp.float32)
     step, batches = Partial(local_step, MODEL), pack(corpus, rows[:13], num_words=V)
-    annealed, _ = run(step, init(lam, 8), batches, MODEL.eta, 0.2, schedule)
+    phased_out, _ = run(step, init(lam, 8), batches, MODEL.eta, 0.2, schedule)
     by_hand, _ = run(step, init(lam, 8), batches, MODEL.eta, 0.2, np.array(lengths))
-    np.testing.assert_array_equal(annealed.params, by_hand.params)
+    np.testing.assert_array_equal(phased_out.params, by_hand.params)
     stats = jnp.ones_like(lam)
-    last = global_step(annealed, stats, 0.1, 0.2, schedule(annealed.step))
-    np.testing.assert_allclose(last.params, 0.8 * annealed.params + 0.2 * (0.1 + stats), rtol=1e-6)
+    last = global_step(phased_out, stats, 0.1, 0.2, schedule(phased_out.step))
+    np.testing.assert_allclose(last.params, 0.8 * phased_out.params + 0.2 * (0.1 + stats), rtol=1e-6)
     mean = window_mean(schedule, capacity=8)
     state = mean.init(jnp.zeros(()))
     for t in range(12):

@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from smoothgrad_jax import Exponential, phase_out, robbins_monro
+from smoothgrad_jax import Exponential, annealed, phase_out, robbins_monro
 from smoothgrad_jax.app import runs
 from smoothgrad_jax.app.estimator import SCIKIT_LEARN_NAMES, SmoothedLDA
 from smoothgrad_jax.app.runs import check_same_run, step_size
@@ -19,7 +20,15 @@ from smoothgrad_jax.core.adaptive import Adaptive
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.window import Moving
 from smoothgrad_jax.training import driver
-from smoothgrad_jax.training.settings import DEFAULT_VALUES, OPTIONS, Settings, parse_option, window_object
+from smoothgrad_jax.training.settings import (
+    DEFAULT_VALUES,
+    OPTIONS,
+    Settings,
+    default_eta,
+    parse_option,
+    remembered_minibatches,
+    window_object,
+)
 
 
 def test_every_setting_has_an_option_with_help():
@@ -29,7 +38,7 @@ def test_every_setting_has_an_option_with_help():
 
 def test_every_option_reaches_the_run_and_the_estimator():
     """The parts that CONTRIBUTING.md lists under "Add an option" know the same names."""
-    # The model has the first eight, the step sizes the next two, and the run or its caller the others.
+    # The model has the first eight, the step sizes the next three, and the run or its caller the others.
     not_in_fit = {
         "topics",
         "method",
@@ -41,6 +50,7 @@ def test_every_option_reaches_the_run_and_the_estimator():
         "local_max_iter",
         "tau",
         "kappa",
+        "schedule",
     }
     not_in_fit |= {"early_stopping", "patience", "min_improvement", "seed", "checkpoint_every"}
     assert set(OPTIONS) - set(inspect.signature(driver.fit).parameters) == not_in_fit
@@ -62,6 +72,48 @@ def test_settings_are_chosen_for_the_corpus():
     assert Settings(early_stopping=True).resolve(5).held_out == 1
     with pytest.raises(OptionError, match="held_out must leave documents to train on: 400 of 400"):
         Settings(held_out=400).resolve(400)
+
+
+@pytest.mark.parametrize(
+    ("options", "schedule", "kappa"),
+    [
+        ({}, "annealed", 0.5),
+        ({"schedule": "robbins-monro"}, "robbins-monro", 0.6),
+        ({"method": "collapsed", "kappa": 0.8}, "annealed", 0.8),
+        ({"early_stopping": True}, "robbins-monro", 0.6),
+        ({"method": "variational"}, "robbins-monro", 0.7),
+        ({"rho": robbins_monro(64, 0.9)}, "robbins-monro", 0.9),
+        ({"rho": 0.1}, None, None),
+    ],
+    ids=str,
+)
+def test_step_sizes_are_annealed_where_the_run_has_a_known_end(options, schedule, kappa):
+    settings = Settings(**options).resolve(1_000)
+    assert (settings.schedule, settings.kappa) == (schedule, kappa)
+    if schedule == "annealed":
+        assert step_size(settings, 50) == annealed(settings.tau, kappa, 50)
+
+
+def weights(rho):
+    """Return the weight of each step in λ after the last one, from its definition."""
+    keep = np.cumprod((1 - rho)[::-1])[::-1]
+    return rho * np.append(keep[1:], 1)
+
+
+@pytest.mark.parametrize("steps", [2_000, 50_000])
+@pytest.mark.parametrize("schedule", ["annealed", "robbins-monro"])
+def test_the_remembered_minibatches_follow_from_the_weights_of_the_steps(schedule, steps):
+    settings = Settings(schedule=schedule, tau=64.0, kappa=0.5).resolve(1_000)
+    rho = np.asarray(step_size(settings, steps)(np.arange(steps)), float)
+    expected = 1 / (weights(rho) ** 2).sum()
+    last = (64 + steps) ** -0.5
+    assert remembered_minibatches(schedule, last, steps) == pytest.approx(expected, rel=0.1)
+
+
+def test_eta_grows_where_fewer_documents_are_remembered_than_there_are():
+    assert default_eta("sampled", 1_000, 2_000) == 0.05
+    assert default_eta("sampled", 8_000, 2_000) == pytest.approx(0.2)
+    assert default_eta("variational", 8_000, 2_000) == 0.1
 
 
 @pytest.mark.parametrize("window", [1, 10, "inf", "adaptive", "adaptive:64", "exponential:10", "phase-out:100:5:10"])
@@ -90,7 +142,7 @@ def test_objects_survive_json(option, value):
     if option == "window":
         assert window_object(again.window) == (10 if value == Moving(10) else value)
     else:
-        assert step_size(again) == value
+        assert step_size(again, 10) == value
 
 
 def test_schedules_are_equal_if_their_parameters_are():
@@ -147,6 +199,8 @@ def test_text_forms_of_windows_become_objects():
         ({"slots": "bfloat16", "window": math.inf}, "slots has no effect with an infinite window"),
         ({"rho": 0.1, "tau": 3}, "tau has no effect with a constant step size"),
         ({"rho": 0.1, "kappa": 0.6}, "kappa has no effect with a constant step size"),
+        ({"rho": 0.1, "schedule": "annealed"}, "schedule has no effect with a constant step size"),
+        ({"schedule": "linear"}, "schedule must be one of annealed, robbins-monro, got 'linear'"),
         ({"patience": 3}, "patience has no effect without early stopping"),
         ({"early_stopping": True, "held_out": 0}, "held_out must be at least 1 for early stopping"),
         ({"held_out": 0, "score_every": 5}, "score_every has no effect without held-out documents"),
