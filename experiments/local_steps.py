@@ -5,8 +5,9 @@
 
 First part: L = 1, 10, 100 with each local step, after one and after ten passes. Second part, the sampled step at equal
 cost: all combinations of sweeps, L and B, each with as many passes as samples every token forty times, so that half as
-many sweeps make twice as many passes. Every run is one call of ``quality.py``, which documents the scores; runs that
-are in ``--results`` are not repeated.
+many sweeps make twice as many passes. The step sizes are not annealed, so that one run gives the topics after every
+number of passes. Every run is one call of ``quality.py``, which documents the scores; runs that are in ``--results``
+are not repeated.
 """
 
 import argparse
@@ -33,6 +34,7 @@ def train(args):
     for options in grid():
         flags = itertools.chain(*((f"--{name}", str(value)) for name, value in options.items()))
         fixed = ["--corpus", args.corpus, "--documents", args.documents, "--results", args.results]
+        fixed += ["--schedule", "robbins-monro"]
         subprocess.run([sys.executable, QUALITY, *map(str, fixed), *flags], check=True)
 
 

@@ -1,11 +1,11 @@
 """Compare the topics of smoothgrad_jax and of other libraries: quality against seconds.
 
-    python experiments/quality.py --corpus arxiv/bow.npz --documents 30000
+    python experiments/quality.py --corpus arxiv/bow.npz --documents 30000 --passes 10
     python experiments/quality.py --corpus arxiv/bow.npz --documents 30000 --method tomotopy --passes 200
     python experiments/quality.py --table
     python experiments/quality.py --plot quality.png --corpora arxiv,news,wiki_hoffman
 
-The other libraries are optional: pip install tomotopy scikit-learn gensim matplotlib
+The other libraries are optional: pip install tomotopy scikit-learn gensim vowpalwabbit matplotlib
 
 A call makes one run in its own process, on all cores, and appends its curve to ``--results``; a run that is there
 already is not repeated. Seconds count training, with compilation, and without the preparation of the documents and
@@ -18,8 +18,13 @@ training documents.
 |----------------|------------------------------------------------------------------------------------------------|
 | ``sampled`` …  | smoothgrad_jax with this local step; priors and step sizes as the command chooses them         |
 | ``tomotopy``   | collapsed Gibbs sampling; α starts at 0.1 and is learned, η = 0.05; passes are sweeps          |
+| ``mallet``     | the same with the settings of MALLET: Σα = 5, η = 0.01, α learned after 200 sweeps             |
 | ``sklearn``    | online variational inference, α = 0.1, η = 0.05, ρ_t = (64 + t)^−0.7                           |
 | ``gensim``     | online variational inference, α and η learned, ρ_t = (64 + t)^−0.7                             |
+| ``vw``         | Vowpal Wabbit, online variational inference, α = 0.1, η = 0.05, ρ_t = (64 + t)^−0.7            |
+
+Where step sizes are annealed to the end of a run, its topics are measured at the end only: one run per length gives the
+curve.
 """
 
 import argparse
@@ -27,6 +32,7 @@ import json
 import pathlib
 import subprocess
 import sys
+import tempfile
 import time
 
 import jax
@@ -41,10 +47,11 @@ from smoothgrad_jax.models.lda.model import split_held_out
 from smoothgrad_jax.training.settings import METHODS, SCHEDULES, Settings
 
 HELD_OUT = 1_000
-SWEEPS = (5, 10, 20, 50, 100, 200)  # of tomotopy after which topics are measured
-FRACTIONS = (0.1, 0.2, 0.5, 1.0)  # of a run of smoothgrad_jax
-PEERS = ("tomotopy", "sklearn", "gensim")
-COLOURS = dict(zip((*METHODS, *PEERS), ("C3", "C4", "C5", "C1", "C0", "C2", "C7"), strict=True))
+SWEEPS = (5, 10, 20, 50, 100, 200, 400)  # of tomotopy after which topics are measured
+FRACTIONS = (0.1, 0.2, 0.5, 1.0)  # of a run of smoothgrad_jax without an end
+PEERS = ("tomotopy", "mallet", "sklearn", "gensim", "vw")
+COLOURS = dict(zip((*METHODS, *PEERS), ("C3", "C4", "C5", "C1", "C0", "C9", "C2", "C7", "C8"), strict=True))
+MALLET_BURN_IN = 200  # sweeps
 
 
 def load(path, documents):
@@ -78,7 +85,7 @@ def train_ours(X, halves, args):
     lam = sj.seed_topics(key, X[:: -(-X.shape[0] // 10_000)], args.topics, num_docs=X.shape[0])
     rho = step_size(settings, steps)
     state, spent, step = np.asarray(lam), time.perf_counter() - begin, 0
-    for fraction in FRACTIONS:
+    for fraction in (1.0,) if settings.schedule == "annealed" else FRACTIONS:
         begin = time.perf_counter()
         number = max(1, round(fraction * steps)) - step
         run = sj.fit(
@@ -94,9 +101,11 @@ def train_tomotopy(X, halves, args):
     import tomotopy
 
     begin = time.perf_counter()
-    model = tomotopy.LDAModel(
-        tw=tomotopy.TermWeight.ONE, k=args.topics, alpha=args.alpha or 0.1, eta=args.eta or 0.05, seed=args.seed + 1
-    )
+    alpha, eta = (5 / args.topics, 0.01) if args.method == "mallet" else (0.1, 0.05)
+    alpha, eta = args.alpha or alpha, args.eta or eta
+    model = tomotopy.LDAModel(tw=tomotopy.TermWeight.ONE, k=args.topics, alpha=alpha, eta=eta, seed=args.seed + 1)
+    if args.method == "mallet":
+        model.burn_in = MALLET_BURN_IN
     names = [str(w) for w in range(X.shape[1])]
     for d in range(X.shape[0]):
         row = slice(X.indptr[d], X.indptr[d + 1])
@@ -108,7 +117,7 @@ def train_tomotopy(X, halves, args):
         model.train(sweeps - done, workers=0)
         spent, done = spent + time.perf_counter() - begin, sweeps
         used = np.array([int(word) for word in model.used_vocabs])
-        lam = np.full((X.shape[1], args.topics), args.eta or 0.05, np.float32)
+        lam = np.full((X.shape[1], args.topics), eta, np.float32)
         counts = np.array(model.get_count_by_topics(), np.float64)
         lam[used] += np.stack([model.get_topic_word_dist(k) * counts[k] for k in range(args.topics)], 1)
         result = measure(X, halves, np.asarray(model.alpha, np.float32), lam)
@@ -168,6 +177,33 @@ def train_gensim(X, halves, args):
         yield {"seconds": spent, "passes": number, **measure(X, halves, alpha, model.state.get_lambda().T)}
 
 
+def train_vw(X, halves, args):
+    """Yield seconds, passes and quality along a run of Vowpal Wabbit; each point is a run of its own from the start."""
+    from peers import Watch
+    from peers import train_vw as train
+
+    passes = range(1, round(args.passes) + 1)
+    orders = [np.random.default_rng([args.seed, number]).permutation(X.shape[0]) for number in passes]
+    alpha, per_pass = args.alpha or 0.1, X.shape[0] // args.batch_size
+    spec = {
+        "topics": args.topics,
+        "alpha": alpha,
+        "eta": args.eta or 0.05,
+        "batch": args.batch_size,
+        "documents": X.shape[0],
+        "tau": args.tau or 64,
+        "kappa": args.kappa or 0.7,
+        "tolerance": 1e-3,
+        "marks": [per_pass * number for number in passes],
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        watch = Watch(save=f"{folder}/")
+        train(scipy.sparse.vstack([X[order] for order in orders], format="csr"), spec, watch)
+        for number, (documents, seconds) in enumerate(watch.marks):
+            lam = np.load(f"{folder}/{number}.npy").T
+            yield {"seconds": seconds, "passes": documents / X.shape[0], **measure(X, halves, alpha, lam)}
+
+
 def read_results(path):
     """Return the settings and curves of all runs by corpus and number of documents, small corpora first."""
     runs = {}
@@ -184,7 +220,7 @@ def label(setting):
     changed = [
         f"{name}={setting[name]:g}" for name in shown if setting.get(name, defaults.get(name)) != defaults.get(name)
     ]
-    return ", ".join([setting["method"], *changed])
+    return ", ".join([setting["method"], *filter(None, [setting.get("schedule")]), *changed])
 
 
 def print_table(path):
@@ -209,12 +245,15 @@ def plot(path, out, corpora):
     results = {key: runs for key, runs in read_results(path).items() if not corpora or key[0] in corpora}
     figure, axes = plt.subplots(2, len(results), figsize=(4 * len(results), 6), squeeze=False, sharex="col")
     for column, ((corpus, documents), runs) in enumerate(results.items()):
-        for run in runs:
-            name = run["setting"]["method"]
+        curves = {}
+        for run in runs:  # runs that differ in their length only are points of one curve
+            curves.setdefault((run["setting"]["method"], label(run["setting"])), []).extend(run["curve"])
+        for (name, text), points in curves.items():
             ours = name in METHODS
+            text = f"smoothgrad_jax, {text}" if ours else text
+            points.sort(key=lambda point: point["seconds"])
             for axis, measured in zip(axes[:, column], ("score", "npmi"), strict=True):
-                xy = [[p[key] for p in run["curve"]] for key in ("seconds", measured)]
-                text = f"smoothgrad_jax, {label(run['setting'])}" if ours else label(run["setting"])
+                xy = [[p[key] for p in points] for key in ("seconds", measured)]
                 axis.plot(*xy, "o-" if ours else "s--", color=COLOURS[name], label=text, markersize=4)
         axes[0, column].set_title(f"{corpus}, {documents:,} documents")
         axes[1, column].set(xscale="log", xlabel="seconds")
@@ -266,7 +305,13 @@ def main():
         sys.exit(subprocess.run([sys.executable, *sys.argv, "--inside"]).returncode)
     X, held_out = load(args.corpus, args.documents)
     halves = split_held_out(held_out, jax.random.key(7), X.shape[1])
-    trainers = {"tomotopy": train_tomotopy, "sklearn": train_sklearn, "gensim": train_gensim}
+    trainers = {
+        "tomotopy": train_tomotopy,
+        "mallet": train_tomotopy,
+        "sklearn": train_sklearn,
+        "gensim": train_gensim,
+        "vw": train_vw,
+    }
     curve = []
     for point in trainers.get(args.method, train_ours)(X, halves, args):
         curve.append(point)
