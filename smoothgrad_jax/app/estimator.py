@@ -139,8 +139,8 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         κ of the step size. None is 0.5 if the step sizes are annealed, otherwise 0.6; 0.7 for the variational method.
     schedule : {"annealed", "robbins-monro"} or None, default=None
         "robbins-monro": step sizes (τ + t)^−κ, for any number of passes. "annealed": they also fall linearly to 0 at
-        the end of :meth:`fit`, so that λ has less noise. None is "annealed"; "robbins-monro" for the variational
-        method, with ``early_stopping``, and in :meth:`partial_fit`.
+        the end of ``max_iter`` passes, so that λ has less noise; a resumed run with more passes anneals again. None is
+        "annealed"; "robbins-monro" for the variational method, with ``early_stopping``, and in :meth:`partial_fit`.
     max_iter : int, default=10
         Passes over the documents. Each pass has its own order.
     seconds : float or None, default=None

@@ -396,8 +396,9 @@ OPTIONS: dict[str, Option] = {
         "constant step size instead of (τ + t)^−κ", float, _accepts_rho, "a number above 0 and at most 1", "RHO"
     ),
     "schedule": _choice(
-        "robbins-monro: step sizes (τ + t)^−κ, for any number of passes; annealed: they also fall linearly to 0 at the "
-        "end of the run (annealed; robbins-monro for the variational method and with early stopping)",
+        "robbins-monro: step sizes (τ + t)^−κ, for any number of passes; annealed: they also fall linearly to 0 in the "
+        "passes of the run, and a run that ends earlier has more noise (annealed; robbins-monro for the variational "
+        "method and with early stopping)",
         SCHEDULES,
     ),
     "alpha": _prior("prior of the topics in a document; auto learns one number per topic (2.5/K; variational 0.1)"),
