@@ -42,9 +42,9 @@ import scipy.sparse
 import smoothgrad_jax as sj
 from smoothgrad_jax import Maximum
 from smoothgrad_jax.app.runs import step_size
+from smoothgrad_jax.app.settings import METHODS, SCHEDULES, Settings
 from smoothgrad_jax.models.lda.methods import named_method
 from smoothgrad_jax.models.lda.model import split_held_out
-from smoothgrad_jax.training.settings import METHODS, SCHEDULES, Settings
 
 HELD_OUT = 1_000
 SWEEPS = (5, 10, 20, 50, 100, 200, 400)  # of tomotopy after which topics are measured

@@ -2,7 +2,7 @@
 
 This module declares only options, so that ``--help`` does not import jax; the options of a command are declared when
 it is called. Each command has a module of the same name in :mod:`smoothgrad_jax.app.commands`, which is imported when
-the command runs. The options of a run come from :class:`smoothgrad_jax.training.settings.Settings`.
+the command runs. The options of a run come from :class:`smoothgrad_jax.app.settings.Settings`.
 
 | exit code | meaning                                                                               |
 |-----------|---------------------------------------------------------------------------------------|
@@ -65,7 +65,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def given_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Return the settings that were given on the command line."""
-    from smoothgrad_jax.training.settings import OPTIONS
+    from smoothgrad_jax.app.settings import OPTIONS
 
     return {name: getattr(args, name) for name in OPTIONS if getattr(args, name, None) is not None}
 
@@ -293,7 +293,7 @@ def _add_settings(
     **defaults: Any,
 ) -> None:
     """Add one option per setting, by default for all; its default is None, or the value in ``defaults``."""
-    from smoothgrad_jax.training.settings import DEFAULT_VALUES, OPTIONS
+    from smoothgrad_jax.app.settings import DEFAULT_VALUES, OPTIONS
 
     for name in names or (name for name in OPTIONS if name not in excluded):
         option, default = OPTIONS[name], defaults.get(name, DEFAULT_VALUES[name])
@@ -420,7 +420,7 @@ def flag(name: str) -> str:
 
 def _setting(name: str) -> Callable[[str], Any]:
     """Return the argparse type of a setting."""
-    from smoothgrad_jax.training.settings import parse_option
+    from smoothgrad_jax.app.settings import parse_option
 
     def convert(text: str) -> Any:
         try:

@@ -11,7 +11,7 @@
 
 The parameters have the names and meanings of :class:`sklearn.decomposition.LatentDirichletAllocation`, which
 :class:`SmoothedLDA` can replace. Parameters that scikit-learn does not have carry the names of
-:class:`smoothgrad_jax.training.settings.Settings`.
+:class:`smoothgrad_jax.app.settings.Settings`.
 """
 
 import math
@@ -32,19 +32,21 @@ import scipy.sparse
 from smoothgrad_jax.app import progress, runs, saved_models
 from smoothgrad_jax.app.program_cache import stored_programs
 from smoothgrad_jax.app.runs import Run
+from smoothgrad_jax.app.settings import DEFAULTS, Prior, Settings, StepSize, Warmup
 from smoothgrad_jax.app.topic_labels import checked_labels
+from smoothgrad_jax.app.window_text import Window, window_object
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.row_sparse.state import RowSparseState
 from smoothgrad_jax.core.types import ArrayLike, PRNGKey
 from smoothgrad_jax.data.batches import Layout
 from smoothgrad_jax.data.corpus import Corpus
 from smoothgrad_jax.models.lda import inference
+from smoothgrad_jax.models.lda.execution import named_execution
 from smoothgrad_jax.models.lda.methods import named_method
 from smoothgrad_jax.models.lda.model import LDA
 from smoothgrad_jax.models.topic_quality import TopicQuality, topic_prevalence, topic_quality
 from smoothgrad_jax.training import driver
 from smoothgrad_jax.training.checkpoints import Checkpoints, fingerprint
-from smoothgrad_jax.training.settings import DEFAULTS, Prior, Settings, StepSize, Warmup, Window, window_object
 
 try:
     import joblib
@@ -629,8 +631,9 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
 
     def _model(self, num_docs: int) -> LDA:
         eta = _word_major(self.topic_word_prior_)
-        method = named_method(self.method, self.sweeps)
-        return LDA(self.doc_topic_prior_, eta, num_docs, self.mean_change_tol, self.max_doc_update_iter, method)
+        method, execution = named_method(self.method, self.sweeps), named_execution(self.execution)
+        limits = self.mean_change_tol, self.max_doc_update_iter
+        return LDA(self.doc_topic_prior_, eta, num_docs, *limits, method, execution)
 
     def _reset(self, dtype: Any) -> None:
         self._fitted_dtype, self._state = dtype, None

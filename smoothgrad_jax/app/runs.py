@@ -1,4 +1,4 @@
-"""A run of LDA from :class:`~smoothgrad_jax.training.settings.Settings`; the command and the estimator use it.
+"""A run of LDA from :class:`~smoothgrad_jax.app.settings.Settings`; the command and the estimator use it.
 
     run = Run(corpus, settings.resolve(corpus.num_docs), lam, key=key, rng=rng)
     run.train()
@@ -27,6 +27,8 @@ from jax.sharding import Mesh
 
 from smoothgrad_jax.app import signals
 from smoothgrad_jax.app.event_log import event
+from smoothgrad_jax.app.settings import OPTIONS, Settings, default_alpha
+from smoothgrad_jax.app.window_text import window_object
 from smoothgrad_jax.core.adaptive import Adaptive
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.mesh_step import MeshState
@@ -45,7 +47,6 @@ from smoothgrad_jax.training import distributed, driver
 from smoothgrad_jax.training.checkpoints import Checkpoint, Checkpoints, check_same
 from smoothgrad_jax.training.driver import Progress
 from smoothgrad_jax.training.engines import NotFiniteError
-from smoothgrad_jax.training.settings import OPTIONS, Settings, default_alpha, window_object
 
 _SEED_DOCUMENTS = 10_000  # documents that seed the initial topics
 _SCORES = 20  # held-out scores per run

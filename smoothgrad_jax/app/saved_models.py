@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from smoothgrad_jax.app.settings import METHODS
 from smoothgrad_jax.app.topic_labels import checked_labels
 from smoothgrad_jax.data import durable_files, schema, text
 from smoothgrad_jax.data.durable_files import Entry, LoadError
-from smoothgrad_jax.training.settings import METHODS
 
 if TYPE_CHECKING:
     import scipy.sparse

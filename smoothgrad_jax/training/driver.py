@@ -37,10 +37,10 @@ from smoothgrad_jax.core.types import ArrayLike, LocalStep, PRNGKey, PyTree, Sch
 from smoothgrad_jax.core.window import Window
 from smoothgrad_jax.data.corpus import Corpus
 from smoothgrad_jax.training import distributed
+from smoothgrad_jax.training.defaults import KAPPA, MAX_THREADS, WINDOW, default_tau
 from smoothgrad_jax.training.engines import Engine, EngineOptions, Request, WindowSpec, choose_engine
 from smoothgrad_jax.training.mesh_engine import MeshEngine, local_devices
 from smoothgrad_jax.training.minibatches import Division, Minibatches, Sampler, open_minibatches
-from smoothgrad_jax.training.settings import DEFAULTS, FIT_KAPPA, MAX_THREADS, default_tau
 
 _REPORT_INTERVAL = 0.25  # seconds between two reports, unless the caller asks for a number of steps
 _SCHEDULE_CHUNK = 1024  # values of a schedule that are computed at a time
@@ -83,16 +83,16 @@ def fit(
     model: Model | LocalStep,
     params: PyTree,
     *,
-    window: WindowSpec = DEFAULTS.window,
+    window: WindowSpec = WINDOW,
     warmup: Warmup = "mean",
-    slots: str | None = DEFAULTS.slots,
+    slots: str | None = None,
     rho: float | Schedule | None = None,
     passes: float | None = None,
     steps: int | None = None,
     seconds: float | None = None,
     batch_size: int | None = None,
     key: PRNGKey | None = None,
-    replace: bool = DEFAULTS.replace,
+    replace: bool = False,
     documents: ArrayLike | None = None,
     held_out: PyTree = None,
     score: Score | None = None,
@@ -186,7 +186,7 @@ def fit(
         engine,
         model,
         window=window,
-        rho=robbins_monro(default_tau(source.batches_per_pass), FIT_KAPPA) if rho is None else rho,
+        rho=robbins_monro(default_tau(source.batches_per_pass), KAPPA) if rho is None else rho,
         limits=_limits(source, passes, steps, seconds),
         held_out=_prepare_held_out(model, held_out, score, key, engine),
         score=score,

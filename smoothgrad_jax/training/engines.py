@@ -50,7 +50,7 @@ from smoothgrad_jax.core.row_sparse.step import (
     step,
 )
 from smoothgrad_jax.core.types import ArrayLike, PRNGKey, PyTree, Schedule, Warmup
-from smoothgrad_jax.core.window import Exponential, Moving, MovingState, Window, WindowState, check_lengths
+from smoothgrad_jax.core.window import Moving, MovingState, Window, WindowState, check_lengths
 from smoothgrad_jax.core.window_kind import check_warmup
 from smoothgrad_jax.data.sampling import prefetch
 
@@ -543,8 +543,9 @@ def window_kind(options: EngineOptions) -> Window:
     if isinstance(window, Window):
         if options.slots is not None:
             raise OptionError("slots", f"has no effect with the window {window}")
-        # The run gives every step its length; the state of an exponential window keeps none.
-        return Exponential() if isinstance(window, Exponential) else window
+        # The run gives every step its length: a kind whose state keeps no length has none.
+        kept = window.init(jax.ShapeDtypeStruct((), np.float32)).kind
+        return kept if kept.length is None else window
     longest = (
         window.longest if isinstance(window, Adaptive) else float(np.asarray(window(0) if callable(window) else window))
     )

@@ -15,7 +15,7 @@ from smoothgrad_jax.core.types import ArrayLike, PRNGKey, PyTree
 from smoothgrad_jax.data.batches import Batch, Layout, check_rows, document_numbers
 from smoothgrad_jax.data.corpus import Corpus
 from smoothgrad_jax.data.sampling import draw, seed_of
-from smoothgrad_jax.training.settings import default_batch_size
+from smoothgrad_jax.training.defaults import default_batch_size
 
 _OFFSET_OF_SUPPLIED_BATCHES = 10  # τ where the number of minibatches per pass is not known
 

@@ -30,10 +30,12 @@ from smoothgrad_jax import (
     write_report,
 )
 from smoothgrad_jax.app.runs import PriorLearner
+from smoothgrad_jax.app.settings import Settings
+from smoothgrad_jax.models.lda import inference
+from smoothgrad_jax.models.lda.execution import Batched
 from smoothgrad_jax.models.lda.methods import Collapsed, Mean, Sampled
 from smoothgrad_jax.models.lda.priors import fit_symmetric, mean_log
 from smoothgrad_jax.training import driver as training
-from smoothgrad_jax.training.settings import Settings
 
 K, WORDS = 4, 10  # every planted topic has ten words of its own
 
@@ -146,6 +148,15 @@ def test_partial_fit_goes_on_with_the_schedule_after_fit(X, monkeypatch):
         model.partial_fit(X[:32])
         assert np.abs(model.components_ / before - 1).max() < 0.3
     assert model.n_batch_iter_ == 128
+
+
+def test_the_execution_holds_after_fit_and_in_every_partial_fit(X, monkeypatch):
+    methods = []
+    monkeypatch.setattr(inference, "proportions", lambda model, *args, **kw: methods.append(model) or np.ones((1, K)))
+    estimator = SmoothedLDA(K, execution="batched", max_iter=1, random_state=0, total_samples=400).fit(X)
+    estimator.partial_fit(X[:100]).partial_fit(X[100:200])
+    estimator.transform(X[:1])
+    assert [each.execution for each in methods] == [Batched()]
 
 
 def test_partial_fit_follows_topics_that_were_edited(X):

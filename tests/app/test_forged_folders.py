@@ -15,10 +15,10 @@ from smoothgrad_jax.app import runs, saved_models
 from smoothgrad_jax.app.commands.output import print_topics
 from smoothgrad_jax.app.runs import Run
 from smoothgrad_jax.app.saved_models import SavedModel
+from smoothgrad_jax.app.settings import Settings
 from smoothgrad_jax.data import corpus_folder
 from smoothgrad_jax.training.checkpoints import Checkpoints
 from smoothgrad_jax.training.engines import NotFiniteError
-from smoothgrad_jax.training.settings import Settings
 
 V, K, D, B = 60, 3, 90, 10
 SEEDS = int(os.environ.get("FORGERIES", "30"))

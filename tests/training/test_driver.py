@@ -9,7 +9,9 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -269,6 +271,45 @@ def test_an_exponential_window_runs_on_the_dense_engine(X, lam):
     options = {"window": Exponential(4), "rho": robbins_monro(10, 0.7)}
     training = fit(X, model, lam, batch_size=B, key=KEY, **options).finish()
     np.testing.assert_allclose(training.params, expected.params, rtol=2e-3)
+
+
+class OtherState(NamedTuple):
+    """The state of :class:`OtherWindow`."""
+
+    inner: Any
+
+    @property
+    def kind(self):
+        return OtherWindow()
+
+
+@dataclass(frozen=True)
+class OtherWindow:
+    """A window kind that the package does not know: an exponential window under another name."""
+
+    length: float | None = None
+
+    def init(self, template):
+        return OtherState(Exponential().init(template))
+
+    def push(self, state, value, length=None, *, warmup="mean"):
+        mean, inner = Exponential(self.length).push(state.inner, value, length, warmup=warmup)
+        return mean, OtherState(inner)
+
+    def mean(self, state, length=None, *, warmup="mean"):
+        return Exponential(self.length).mean(state.inner, length, warmup=warmup)
+
+    def check_lengths(self, lengths):
+        Exponential(self.length).check_lengths(lengths)
+
+    def vmap_axes(self):
+        return OtherState(Exponential().vmap_axes())
+
+
+def test_a_window_kind_of_the_caller_runs_on_the_dense_engine(X, lam):
+    model, options = LDA(0.3, 0.2, D), {"steps": 6, "batch_size": B, "key": KEY}
+    expected = fit(X, model, lam, window=Exponential(4), **options).finish().params
+    np.testing.assert_array_equal(fit(X, model, lam, window=OtherWindow(4), **options).finish().params, expected)
 
 
 def test_default_step_sizes_depend_on_the_number_of_minibatches_per_pass(X, lam):

@@ -11,9 +11,9 @@ from smoothgrad_jax.app.commands.inputs import provenance
 from smoothgrad_jax.app.commands.output import CommandError, log, output_folder, print_topics, size_of
 from smoothgrad_jax.app.commands.training import new_run, saved_model, train
 from smoothgrad_jax.app.program_cache import cache_folder
+from smoothgrad_jax.app.settings import Settings
 from smoothgrad_jax.data import corpus_folder, sources
 from smoothgrad_jax.data.durable_files import replacing
-from smoothgrad_jax.training.settings import Settings
 
 
 def run(args: Namespace) -> int:

@@ -31,13 +31,13 @@ from smoothgrad_jax.app.commands.output import (
 )
 from smoothgrad_jax.app.commands.training import check_space, new_run, saved_model, train
 from smoothgrad_jax.app.event_log import event
+from smoothgrad_jax.app.settings import Settings
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.data import folder_lock
 from smoothgrad_jax.data.durable_files import LoadError, SumCheck
 from smoothgrad_jax.data.errors import plural
 from smoothgrad_jax.training import distributed
 from smoothgrad_jax.training.checkpoints import Checkpoint, Checkpoints
-from smoothgrad_jax.training.settings import Settings
 
 _TOPICS_SHOWN, _WORDS_SHOWN = 20, 10
 

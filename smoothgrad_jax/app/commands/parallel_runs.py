@@ -28,13 +28,13 @@ from smoothgrad_jax.app import runs, saved_models
 from smoothgrad_jax.app.commands import metrics
 from smoothgrad_jax.app.commands.training import new_run, saved_model
 from smoothgrad_jax.app.program_cache import stored_programs
+from smoothgrad_jax.app.settings import Settings
 from smoothgrad_jax.data import corpus_folder
 from smoothgrad_jax.data.corpus_folder import CountedCorpus
 from smoothgrad_jax.data.worker_processes import signals_blocked
 from smoothgrad_jax.training.checkpoints import Checkpoints
 from smoothgrad_jax.training.driver import Progress
 from smoothgrad_jax.training.engines import NotFiniteError
-from smoothgrad_jax.training.settings import Settings
 
 
 class RunTask(NamedTuple):

@@ -43,6 +43,7 @@ from smoothgrad_jax.app.configuration_choice import Choice, Configuration, choos
 from smoothgrad_jax.app.event_log import event
 from smoothgrad_jax.app.progress import clock
 from smoothgrad_jax.app.saved_models import SavedModel
+from smoothgrad_jax.app.settings import DEFAULTS, Settings
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.data.corpus_folder import CountedCorpus
 from smoothgrad_jax.data.durable_files import replacing
@@ -50,7 +51,6 @@ from smoothgrad_jax.data.errors import plural
 from smoothgrad_jax.models.topic_quality import match_topics
 from smoothgrad_jax.training.driver import Progress
 from smoothgrad_jax.training.engines import NotFiniteError
-from smoothgrad_jax.training.settings import DEFAULTS, Settings
 
 _TOPICS = (20, 50, 100, 200)
 _MEASURES = ("score", "npmi", "diversity", "effective_topics", "stability", "seconds")

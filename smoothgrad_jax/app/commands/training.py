@@ -14,6 +14,7 @@ from smoothgrad_jax.app.commands import metrics
 from smoothgrad_jax.app.commands.output import CommandError, emit, log
 from smoothgrad_jax.app.runs import Run
 from smoothgrad_jax.app.saved_models import SavedModel
+from smoothgrad_jax.app.settings import Settings
 from smoothgrad_jax.data.corpus import Corpus
 from smoothgrad_jax.data.corpus_folder import CountedCorpus
 from smoothgrad_jax.data.durable_files import LoadError, SumCheck
@@ -21,7 +22,6 @@ from smoothgrad_jax.models.topic_quality import topic_prevalence, topic_quality
 from smoothgrad_jax.training.checkpoints import Checkpoint, Checkpoints
 from smoothgrad_jax.training.driver import Progress
 from smoothgrad_jax.training.engines import NotFiniteError
-from smoothgrad_jax.training.settings import Settings
 
 
 def new_run(

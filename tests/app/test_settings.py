@@ -16,19 +16,19 @@ from smoothgrad_jax import Exponential, annealed, phase_out, robbins_monro
 from smoothgrad_jax.app import runs
 from smoothgrad_jax.app.estimator import SCIKIT_LEARN_NAMES, SmoothedLDA
 from smoothgrad_jax.app.runs import check_same_run, step_size
-from smoothgrad_jax.core.adaptive import Adaptive
-from smoothgrad_jax.core.errors import OptionError
-from smoothgrad_jax.core.window import Moving
-from smoothgrad_jax.training import driver
-from smoothgrad_jax.training.settings import (
+from smoothgrad_jax.app.settings import (
     DEFAULT_VALUES,
     OPTIONS,
     Settings,
     default_eta,
     parse_option,
     remembered_minibatches,
-    window_object,
 )
+from smoothgrad_jax.app.window_text import window_object
+from smoothgrad_jax.core.adaptive import Adaptive
+from smoothgrad_jax.core.errors import OptionError
+from smoothgrad_jax.core.window import Moving
+from smoothgrad_jax.training import driver
 
 
 def test_every_setting_has_an_option_with_help():
@@ -214,5 +214,5 @@ def test_invalid_settings_are_refused_by_name(values, message):
 
 
 def test_the_module_imports_no_numpy():
-    program = "import sys, smoothgrad_jax.training.settings; assert not {'numpy', 'jax'} & set(sys.modules)"
+    program = "import sys, smoothgrad_jax.app.settings; assert not {'numpy', 'jax'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])

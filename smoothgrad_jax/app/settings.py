@@ -1,9 +1,10 @@
-"""The settings of a run: each option with its default, its help text and its check, in one place.
+"""The settings of a run of LDA: each option with its default, its help text and its check, in one place.
 
-:func:`smoothgrad_jax.fit`, the estimator and the command read their defaults from :class:`Settings`, and from the
-functions ``default_…`` where a default follows from the corpus or the method. Exceptions: :func:`smoothgrad_jax.fit`
-makes one pass with κ = 0.7, and the estimator has ten topics, as in scikit-learn. This module imports only the
-standard library, so that ``smoothgrad fit --help`` does not wait for jax.
+The estimator and the command read their defaults from :class:`Settings`, and from the functions ``default_…`` where a
+default follows from the corpus or the method. Defaults that hold for any model are in
+:mod:`smoothgrad_jax.training.defaults`, which :func:`smoothgrad_jax.fit` reads too. Exceptions:
+:func:`smoothgrad_jax.fit` makes one pass, and the estimator has ten topics, as in scikit-learn. This module imports
+neither jax nor numpy, so that ``smoothgrad fit --help`` is fast.
 
     settings = Settings(topics=20, window="adaptive:64").resolve(num_docs=10_000)
     settings.batch_size                            # 256: chosen from the number of documents
@@ -19,40 +20,32 @@ standard library, so that ``smoothgrad fit --help`` does not wait for jax.
 |        | ``schedule``           | whether these also fall to 0 in T steps, the length of the run   |
 | α, η   | ``alpha``, ``eta``     | Dirichlet priors of topics per document and of words per topic   |
 
-A window has a text form, which JSON and the command line can hold:
-
-| text                                | object                                       |
-|-------------------------------------|----------------------------------------------|
-| ``10``, ``inf``                     | a number, ∞                                  |
-| ``adaptive``, ``adaptive:64:500``   | ``Adaptive()``, ``Adaptive(64, 500)``        |
-| ``exponential:10``                  | ``Exponential(10)``                          |
-| ``phase-out:100:500:1000``          | ``phase_out(100, 500, 1000)``                |
-
-An object with a text form is stored as its text, and ``rho=robbins_monro(τ, κ)`` as ``tau`` and ``kappa``: settings
-that mean the same are equal, and a checkpoint can be compared with them.
+A window object with a text form (:mod:`smoothgrad_jax.app.window_text`) is stored as its text, and
+``rho=robbins_monro(τ, κ)`` as ``tau`` and ``kappa``: settings that mean the same are equal, and a checkpoint can be
+compared with them.
 """
 
 import math
 import numbers
+import operator
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from smoothgrad_jax.app.window_text import EXPECTED, Window, is_window, parse_window, window_text
 from smoothgrad_jax.core.errors import OptionError
+from smoothgrad_jax.training.defaults import KAPPA, MAX_THREADS, WINDOW, default_batch_size, default_tau
 
 _DEFAULT_PASSES, _ENOUGH_DOCUMENTS = 10, 1_000_000  # fewer passes where one pass has many documents
 _HELD_OUT_FRACTION, _MOST_HELD_OUT = 0.05, 1_000
 _LONGEST_LIST = 1_000  # numbers of an array that JSON holds; of a larger one it holds a checksum
 WARMUPS = ("mean", "zeros")
 SLOTS = ("float32", "bfloat16", "uint8")
-FIT_KAPPA = 0.7  # κ of `fit`, for any model
-MAX_THREADS = 1024  # more than any machine has cores for; each thread has memory of its own
 EXECUTIONS = ("sequential", "batched")
 SCHEDULES = ("annealed", "robbins-monro")
 METHODS = ("sampled", "collapsed", "mean", "variational")
 
-Window: TypeAlias = Any  # a number, a text form, a schedule of the step number, or a window object
 StepSize: TypeAlias = float | Callable[[Any], Any]  # a number, or a schedule of the step number
 Warmup: TypeAlias = Literal["mean", "zeros"]
 Prior: TypeAlias = Any  # a number, an array, or "auto"
@@ -60,7 +53,7 @@ Prior: TypeAlias = Any  # a number, an array, or "auto"
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Every option of a run; the tables of the module explain the letters and the text forms of ``window``.
+    """Every option of a run; the table of the module explains the letters.
 
     ``OPTIONS`` describes each option for the user. None means that :meth:`resolve` chooses the value from the number of
     documents, or that there is no such limit.
@@ -73,7 +66,7 @@ class Settings:
     method: str = "sampled"
     sweeps: int = 5
     execution: str | None = None
-    window: Window = 10
+    window: Window = WINDOW
     warmup: Warmup = "mean"
     slots: str | None = None
     batch_size: int | None = None
@@ -100,7 +93,7 @@ class Settings:
     def __post_init__(self) -> None:
         for name in OPTIONS:
             check_option(name, getattr(self, name))
-        object.__setattr__(self, "window", _window_text(self.window))
+        object.__setattr__(self, "window", window_text(self.window))
         self._check_effects()
         schedule = _robbins_monro_parameters(self.rho)
         if schedule is not None:
@@ -240,6 +233,10 @@ def parse_option(name: str, text: str) -> object:
     return value
 
 
+_POSITIVE, _NOT_NEGATIVE, _AT_LEAST_1 = "a positive number", "a number of at least 0", "a number of at least 1"
+_BOUNDS = {_POSITIVE: (0, operator.gt), _NOT_NEGATIVE: (0, operator.ge), _AT_LEAST_1: (1, operator.ge)}
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
@@ -253,25 +250,14 @@ def _integer(help_text: str, metavar: str, least: int = 1, may_change: bool = Fa
     return Option(help_text, int, accepts, expected, metavar, may_change)
 
 
-def _positive(help_text: str, metavar: str, may_change: bool = False) -> Option:
+def _number(help_text: str, metavar: str, expected: str, may_change: bool = False) -> Option:
+    """Return an option for a number, from the words that describe valid ones."""
+    least, is_valid = _BOUNDS[expected]
+
     def accepts(value: Any) -> bool:
-        return _is_number(value) and value > 0
+        return _is_number(value) and is_valid(value, least)
 
-    return Option(help_text, float, accepts, "a positive number", metavar, may_change)
-
-
-def _at_least_1(help_text: str, metavar: str) -> Option:
-    def accepts(value: Any) -> bool:
-        return _is_number(value) and value >= 1
-
-    return Option(help_text, float, accepts, "a number of at least 1", metavar)
-
-
-def _not_negative(help_text: str, metavar: str, may_change: bool = False) -> Option:
-    def accepts(value: Any) -> bool:
-        return _is_number(value) and value >= 0
-
-    return Option(help_text, float, accepts, "a number of at least 0", metavar, may_change)
+    return Option(help_text, float, accepts, expected, metavar, may_change)
 
 
 def _choice(help_text: str, choices: tuple[str, ...]) -> Option:
@@ -307,61 +293,6 @@ def _accepts_seed(value: Any) -> bool:
     return isinstance(value, numbers.Integral) and _is_number(value) and 0 <= int(value) < 2**31
 
 
-def _parse_window(text: str) -> float | str:
-    if text in ("inf", "∞"):
-        return math.inf
-    return int(text) if text.isdecimal() else text
-
-
-def _accepts_window(value: Any) -> bool:
-    if isinstance(value, str):
-        return value == "inf" or _window_arguments(value) is not None
-    if isinstance(value, int | float):
-        return value == math.inf or (_is_number(value) and value >= 1 and value == int(value))
-    return value is not None  # an object, which `fit` checks
-
-
-def _window_arguments(text: str) -> list[Any] | None:
-    """Return the numbers in the text form of a window; None if it has no such form."""
-    name, *parts = text.split(":")
-    if name == "exponential":
-        try:
-            lengths = [float(part) for part in parts]
-        except ValueError:
-            return None
-        return lengths if len(lengths) == 1 and lengths[0] >= 1 else None
-    if not all(part.isdecimal() for part in parts):
-        return None
-    values = [int(part) for part in parts]
-    valid = {
-        "adaptive": len(values) < 3 and all(value > 0 and value & (value - 1) == 0 for value in values[:1]),
-        "phase-out": len(values) == 3 and values[0] >= 1 and values[1] < values[2],
-    }
-    if name == "adaptive" and len(values) == 2 and values[1] < values[0]:
-        return None  # noise and drift are measured over at least the longest window
-    return values if valid.get(name) else None
-
-
-def _window_text(window: Window) -> Window:
-    """Return the text form of a window object, the length of a moving window; other values as they are."""
-    if window is None or isinstance(window, str | numbers.Number):
-        return window
-    from smoothgrad_jax.core.adaptive import Adaptive
-    from smoothgrad_jax.core.schedules import PhaseOut
-    from smoothgrad_jax.core.window import Exponential, Moving
-
-    text = ""
-    if isinstance(window, Moving) and window.dtype is None:
-        return window.length
-    if isinstance(window, Adaptive):
-        text = ":".join(["adaptive", *(str(value) for value in window if value is not None)])
-    elif isinstance(window, Exponential) and isinstance(window.length, int | float):
-        text = f"exponential:{window.length}"
-    elif isinstance(window, PhaseOut):
-        text = f"phase-out:{window.length}:{window.start}:{window.stop}"
-    return text if _window_arguments(text) is not None else window
-
-
 def _robbins_monro_parameters(rho: StepSize | None) -> tuple[float, float] | None:
     """Return τ and κ of step sizes that :func:`smoothgrad_jax.robbins_monro` made; None for others."""
     if not callable(rho):
@@ -373,8 +304,6 @@ def _robbins_monro_parameters(rho: StepSize | None) -> tuple[float, float] | Non
     return rho.tau, rho.kappa
 
 
-_WINDOWS = "an integer of at least 1, inf, adaptive[:LONGEST[:MEMORY]], exponential:L or phase-out:L:FIRST:LAST"
-
 OPTIONS: dict[str, Option] = {
     "topics": _integer("number of topics", "K"),
     "method": _choice("how the topics of a document's words are inferred; sampled finds the best topics", METHODS),
@@ -384,14 +313,16 @@ OPTIONS: dict[str, Option] = {
         EXECUTIONS,
     ),
     "window": Option(
-        f"minibatches over which the statistics are averaged: {_WINDOWS}",
-        *(_parse_window, _accepts_window, f"{_WINDOWS} (LONGEST: a power of two; MEMORY, FIRST, LAST: steps)", "L"),
+        f"minibatches over which the statistics are averaged: {EXPECTED}",
+        *(parse_window, is_window, f"{EXPECTED} (LONGEST: a power of two; MEMORY, FIRST, LAST: steps)", "L"),
     ),
     "warmup": _choice("while the window fills, divide by the minibatches in it (mean) or by L (zeros)", WARMUPS),
     "slots": _choice("precision of the window; a lower one saves memory where L is large (float32)", SLOTS),
     "batch_size": _integer("documents per minibatch (1/32 of the documents, from 32 to 256)", "B"),
-    "tau": _at_least_1("offset of the step sizes (τ + t)^−κ (minibatches per pass, at most 64)", "TAU"),
-    "kappa": _not_negative("decay of the step sizes (annealed 0.5, robbins-monro 0.6; variational 0.7)", "KAPPA"),
+    "tau": _number("offset of the step sizes (τ + t)^−κ (minibatches per pass, at most 64)", "TAU", _AT_LEAST_1),
+    "kappa": _number(
+        "decay of the step sizes (annealed 0.5, robbins-monro 0.6; variational 0.7)", "KAPPA", _NOT_NEGATIVE
+    ),
     "rho": Option(
         "constant step size instead of (τ + t)^−κ", float, _accepts_rho, "a number above 0 and at most 1", "RHO"
     ),
@@ -406,28 +337,23 @@ OPTIONS: dict[str, Option] = {
         "prior of the words in a topic; auto learns one number (0.05, more for large corpora; variational 0.1)"
     ),
     "passes": _integer("passes over the documents (10; fewer for more than 100,000 documents)", "N", may_change=True),
-    "seconds": _positive("stop after this many seconds of this call (no limit)", "S", may_change=True),
+    "seconds": _number("stop after this many seconds of this call (no limit)", "S", _POSITIVE, may_change=True),
     "held_out": _integer("documents to hold out and to score (5% of the documents, at most 1,000)", "N", least=0),
     "score_every": _integer("steps between scores (20 scores per run; one per pass with early stopping)", "N"),
     "early_stopping": _switch("stop when the held-out score no longer improves"),
     "patience": _integer("scores without improvement that stop the run", "N"),
-    "min_improvement": _not_negative("rise of the score that counts as an improvement, in nats per word", "X"),
-    "local_tol": _positive("a document has converged when its γ changes by less on average", "X"),
+    "min_improvement": _number("rise of the score that counts as an improvement, in nats per word", "X", _NOT_NEGATIVE),
+    "local_tol": _number("a document has converged when its γ changes by less on average", "X", _POSITIVE),
     "local_max_iter": _integer("largest number of updates per document", "N"),
     "replace": _switch("draw documents with replacement instead of in shuffled passes"),
     "seed": Option("random seed", int, _accepts_seed, "an integer from 0 to 2³¹ − 1", "N"),
     "threads": _integer(
         "threads (one per core, at most 8; fewer for small minibatches)", "N", may_change=True, most=MAX_THREADS
     ),
-    "checkpoint_every": _not_negative("seconds between checkpoints; 0: only on Ctrl-C", "S", may_change=True),
+    "checkpoint_every": _number("seconds between checkpoints; 0: only on Ctrl-C", "S", _NOT_NEGATIVE, may_change=True),
 }
 DEFAULT_VALUES: dict[str, Any] = {each.name: each.default for each in fields(Settings)}
 DEFAULTS = Settings()  # chosen by held-out score and coherence: experiments/quality.py, experiments/defaults.py
-
-
-def default_batch_size(num_docs: int) -> int:
-    """Return B for a corpus of ``num_docs`` documents: D/32, between 32 and 256; see ``experiments/defaults.py``."""
-    return min(max(int(num_docs) // 32, 32), 256)
 
 
 def default_schedule(method: str, early_stopping: bool) -> str:
@@ -438,7 +364,7 @@ def default_schedule(method: str, early_stopping: bool) -> str:
 def default_kappa(method: str, schedule: str) -> float:
     """Return κ of the step sizes for a local step of LDA."""
     if method == "variational":
-        return FIT_KAPPA
+        return KAPPA
     return 0.5 if schedule == "annealed" else 0.6
 
 
@@ -477,41 +403,6 @@ def default_eta(method: str, num_docs: float, remembered_docs: float) -> float:
         with more of them has the same η.
     """
     return 0.1 if method == "variational" else 0.05 * max(1.0, num_docs / remembered_docs)
-
-
-def default_tau(batches_per_pass: float) -> float:
-    """Return τ of the step sizes: the number of minibatches per pass, between 1 and 64.
-
-    Where a minibatch is a large part of the data, its statistics have little noise, and a few passes are few steps;
-    these have to be large. With B = D the first step is that of batch variational Bayes.
-    """
-    return min(max(float(batches_per_pass), 1.0), 64.0)
-
-
-def window_object(window: Window) -> Window:
-    """Return what :func:`smoothgrad_jax.fit` takes as ``window``, from a value of :attr:`Settings.window`.
-
-    Args:
-      window: A number, a text such as ``"adaptive:64"``, or an object, which is returned as it is.
-    """
-    if not isinstance(window, str):
-        return window
-    if window == "inf":
-        return math.inf
-    arguments = _window_arguments(window)
-    if arguments is None:
-        raise OptionError("window", f"has an unknown form: {window!r}")
-    if window.startswith("adaptive"):
-        from smoothgrad_jax.core.adaptive import Adaptive
-
-        return Adaptive(*arguments)
-    if window.startswith("exponential"):
-        from smoothgrad_jax.core.exponential_window import Exponential
-
-        return Exponential(*arguments)
-    from smoothgrad_jax.core.schedules import phase_out
-
-    return phase_out(*arguments)
 
 
 def _plain(value: Any) -> Any:
