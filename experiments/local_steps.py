@@ -24,7 +24,8 @@ SWEEPS, BATCH_SIZES, SAMPLES = (2, 5, 10), (64, 256, 1024), 40
 
 def grid():
     """Return the options of all runs."""
-    steps = [{"method": m, "window": w, "passes": 10} for m, w in itertools.product(METHODS, WINDOWS)]
+    pairs = itertools.product(METHODS, WINDOWS)
+    steps = [{"method": m, "window": w, "batch-size": 256, "passes": 10} for m, w in pairs]
     costs = itertools.product(SWEEPS, (1, 10), BATCH_SIZES)
     return steps + [{"sweeps": s, "window": w, "batch-size": b, "passes": SAMPLES // s} for s, w, b in costs]
 

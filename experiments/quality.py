@@ -16,7 +16,7 @@ training documents.
 
 | method         | algorithm and settings, where the options do not say otherwise                                |
 |----------------|------------------------------------------------------------------------------------------------|
-| ``sampled`` …  | smoothgrad_jax with this local step; priors and step sizes as the command chooses them         |
+| ``sampled`` …  | smoothgrad_jax with this local step; all other settings as the command chooses them            |
 | ``tomotopy``   | collapsed Gibbs sampling; α starts at 0.1 and is learned, η = 0.05; passes are sweeps          |
 | ``mallet``     | the same with the settings of MALLET: Σα = 5, η = 0.01, α learned after 200 sweeps             |
 | ``sklearn``    | online variational inference, α = 0.1, η = 0.05, ρ_t = (64 + t)^−0.7                           |
@@ -52,6 +52,7 @@ FRACTIONS = (0.1, 0.2, 0.5, 1.0)  # of a run of smoothgrad_jax without an end
 PEERS = ("tomotopy", "mallet", "sklearn", "gensim", "vw")
 COLOURS = dict(zip((*METHODS, *PEERS), ("C3", "C4", "C5", "C1", "C0", "C9", "C2", "C7", "C8"), strict=True))
 MALLET_BURN_IN = 200  # sweeps
+PEER_BATCH_SIZE = 256
 
 
 def load(path, documents):
@@ -75,10 +76,11 @@ def measure(X, halves, alpha, lam):
 
 def train_ours(X, halves, args):
     """Yield seconds, passes and quality along a run of smoothgrad_jax."""
-    key, steps = jax.random.key(args.seed), max(1, round(args.passes * X.shape[0] / args.batch_size))
-    chosen = {name: getattr(args, name) for name in ("alpha", "eta", "tau", "kappa", "schedule")}
-    settings = Settings(topics=args.topics, method=args.method, batch_size=args.batch_size, **chosen)
-    settings = settings.resolve(X.shape[0])
+    key = jax.random.key(args.seed)
+    names = "topics", "method", "batch_size", "alpha", "eta", "tau", "kappa", "schedule"
+    settings = Settings(held_out=0, **{name: getattr(args, name) for name in names}).resolve(X.shape[0])
+    batch_size, window = settings.batch_size, args.window or settings.window
+    steps = max(1, round(args.passes * X.shape[0] / batch_size))
     begin = time.perf_counter()
     method = named_method(args.method, args.sweeps)
     model = sj.LDA(settings.alpha, settings.eta, X.shape[0], method=method)
@@ -88,12 +90,10 @@ def train_ours(X, halves, args):
     for fraction in (1.0,) if settings.schedule == "annealed" else FRACTIONS:
         begin = time.perf_counter()
         number = max(1, round(fraction * steps)) - step
-        run = sj.fit(
-            X, model, state, window=args.window, rho=rho, steps=number, batch_size=args.batch_size, key=key
-        ).finish()
+        run = sj.fit(X, model, state, window=window, rho=rho, steps=number, batch_size=batch_size, key=key).finish()
         step, state, lam = step + number, run.state, run.params
         spent += time.perf_counter() - begin
-        yield {"seconds": spent, "passes": step * args.batch_size / X.shape[0], **measure(X, halves, model.alpha, lam)}
+        yield {"seconds": spent, "passes": step * batch_size / X.shape[0], **measure(X, halves, model.alpha, lam)}
 
 
 def train_tomotopy(X, halves, args):
@@ -136,7 +136,7 @@ def train_sklearn(X, halves, args):
         learning_method="online",
         learning_offset=args.tau or 64,
         learning_decay=args.kappa or 0.7,
-        batch_size=args.batch_size,
+        batch_size=args.batch_size or PEER_BATCH_SIZE,
         total_samples=X.shape[0],
         max_iter=1,
         n_jobs=1,  # worker processes are slower for minibatches of this size
@@ -162,7 +162,7 @@ def train_gensim(X, halves, args):
         id2word={w: str(w) for w in range(X.shape[1])},
         alpha=args.alpha or "auto",
         eta=args.eta or "auto",
-        chunksize=args.batch_size,
+        chunksize=args.batch_size or PEER_BATCH_SIZE,
         offset=args.tau or 64,
         decay=args.kappa or 0.7,
         random_state=args.seed,
@@ -184,17 +184,17 @@ def train_vw(X, halves, args):
 
     passes = range(1, round(args.passes) + 1)
     orders = [np.random.default_rng([args.seed, number]).permutation(X.shape[0]) for number in passes]
-    alpha, per_pass = args.alpha or 0.1, X.shape[0] // args.batch_size
+    alpha, batch_size = args.alpha or 0.1, args.batch_size or PEER_BATCH_SIZE
     spec = {
         "topics": args.topics,
         "alpha": alpha,
         "eta": args.eta or 0.05,
-        "batch": args.batch_size,
+        "batch": batch_size,
         "documents": X.shape[0],
         "tau": args.tau or 64,
         "kappa": args.kappa or 0.7,
         "tolerance": 1e-3,
-        "marks": [per_pass * number for number in passes],
+        "marks": [X.shape[0] // batch_size * number for number in passes],
     }
     with tempfile.TemporaryDirectory() as folder:
         watch = Watch(save=f"{folder}/")
@@ -216,7 +216,7 @@ def read_results(path):
 def label(setting):
     """Return the name of a run: its method, and the options that differ from the defaults."""
     shown = ("sweeps", "window", "alpha", "eta", "kappa", "batch_size", "seed", "topics")
-    defaults = {"sweeps": 5, "window": 1.0, "batch_size": 256, "seed": 0, "topics": 100}
+    defaults = {"sweeps": 5, "seed": 0, "topics": 100}
     changed = [
         f"{name}={setting[name]:g}" for name in shown if setting.get(name, defaults.get(name)) != defaults.get(name)
     ]
@@ -274,11 +274,11 @@ def main():
     parser.add_argument("--method", choices=(*METHODS, *PEERS), default="sampled")
     parser.add_argument("--passes", type=float, default=10, help="passes, or sweeps of tomotopy")
     parser.add_argument("--sweeps", type=int, default=5, help="of the sampled local step")
-    parser.add_argument("--window", type=float, default=1)
+    parser.add_argument("--window", type=float, help="L; by default that of the command")
     for name in ("alpha", "eta", "tau", "kappa"):
         parser.add_argument(f"--{name}", type=float)
     parser.add_argument("--schedule", choices=SCHEDULES, help="of the step sizes; by default annealed to 0")
-    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--batch-size", type=int, help="by default that of the command; 256 for other libraries")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--results", type=pathlib.Path, default=pathlib.Path("quality.jsonl"))
     parser.add_argument("--table", action="store_true", help="print the results")

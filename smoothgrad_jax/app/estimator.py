@@ -132,7 +132,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         η. "auto" learns one number. None is 0.05, and more where λ remembers only a part of the documents; 0.1 for the
         variational method.
     batch_size : int or None, default=None
-        B. None is 1/32 of the documents, between 32 and 256.
+        B. None is 1/250 of the documents for the sampled method and 1/32 for the others, between 32 and 256.
     learning_rate : float, callable or None, default=None
         ρ, one number in (0, 1] or a function of the step number. None is (τ + t)^−κ, see ``schedule``.
     learning_offset : float or None, default=None

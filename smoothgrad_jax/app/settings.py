@@ -7,7 +7,7 @@ default follows from the corpus or the method. Defaults that hold for any model 
 neither jax nor numpy, so that ``smoothgrad fit --help`` is fast.
 
     settings = Settings(topics=20, window="adaptive:64").resolve(num_docs=10_000)
-    settings.batch_size                            # 256: chosen from the number of documents
+    settings.batch_size                            # 38: chosen from the number of documents
     Settings.from_json(settings.as_json())         # the same settings
 
 | letter | setting                | meaning                                                          |
@@ -140,7 +140,7 @@ class Settings:
                 "held_out", f"must leave documents to train on: {held_out:,} of {num_docs:,} are held out"
             )
         num_trained = num_docs - held_out
-        batch_size = default_batch_size(num_trained) if self.batch_size is None else self.batch_size
+        batch_size = self.batch_size or default_batch_size(num_trained, default_batches_per_pass(self.method))
         tau = default_tau(num_trained / batch_size) if self.tau is None and self.rho is None else self.tau
         passes = min(_DEFAULT_PASSES, max(1, math.ceil(_ENOUGH_DOCUMENTS / num_docs)))
         schedule, kappa, steps = self.schedule, self.kappa, passes * num_trained / batch_size
@@ -318,7 +318,7 @@ OPTIONS: dict[str, Option] = {
     ),
     "warmup": _choice("while the window fills, divide by the minibatches in it (mean) or by L (zeros)", WARMUPS),
     "slots": _choice("precision of the window; a lower one saves memory where L is large (float32)", SLOTS),
-    "batch_size": _integer("documents per minibatch (1/32 of the documents, from 32 to 256)", "B"),
+    "batch_size": _integer("documents per minibatch (sampled: 1/250 of the documents, else 1/32; 32 to 256)", "B"),
     "tau": _number("offset of the step sizes (τ + t)^−κ (minibatches per pass, at most 64)", "TAU", _AT_LEAST_1),
     "kappa": _number(
         "decay of the step sizes (annealed 0.5, robbins-monro 0.6; variational 0.7)", "KAPPA", _NOT_NEGATIVE
@@ -366,6 +366,14 @@ def default_kappa(method: str, schedule: str) -> float:
     if method == "variational":
         return KAPPA
     return 0.5 if schedule == "annealed" else 0.6
+
+
+def default_batches_per_pass(method: str) -> int:
+    """Return the number of minibatches into which a small corpus is divided, for a local step of LDA.
+
+    The noise of small minibatches costs the sampled step little, because its step sizes fall to 0 in the end.
+    """
+    return 250 if method == "sampled" else 32
 
 
 def default_alpha(method: str, num_topics: int) -> float:

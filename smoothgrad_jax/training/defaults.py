@@ -8,9 +8,9 @@ KAPPA = 0.7  # κ
 MAX_THREADS = 1024  # more than any machine has cores for; each thread has memory of its own
 
 
-def default_batch_size(num_docs: int) -> int:
-    """Return B for a corpus of ``num_docs`` documents: D/32, between 32 and 256; see ``experiments/defaults.py``."""
-    return min(max(int(num_docs) // 32, 32), 256)
+def default_batch_size(num_docs: int, batches_per_pass: int = 32) -> int:
+    """Return B for a corpus of D documents, between 32 and 256: D/32, or another fraction."""
+    return min(max(int(num_docs) // batches_per_pass, 32), 256)
 
 
 def default_tau(batches_per_pass: float) -> float:

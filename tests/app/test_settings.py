@@ -68,6 +68,8 @@ def test_settings_are_chosen_for_the_corpus():
     assert (small.batch_size, small.passes, small.held_out) == (32, 10, 20)
     assert small.tau == pytest.approx(380 / 32)
     assert (large.batch_size, large.passes, large.held_out, large.tau) == (256, 1, 1_000, 64)
+    assert [Settings(held_out=0).resolve(d).batch_size for d in (8_000, 16_000, 64_000)] == [32, 64, 256]
+    assert Settings(held_out=0, method="mean").resolve(4_000).batch_size == 125
     assert Settings(rho=0.1).resolve(400).tau is None
     assert Settings(early_stopping=True).resolve(5).held_out == 1
     with pytest.raises(OptionError, match="held_out must leave documents to train on: 400 of 400"):
