@@ -1,6 +1,6 @@
 """Bias and variance of the smoothed gradient, along a run.
 
-With the full statistics S_i = S(λ_i) of the whole data beside the noisy Ŝ_i, and ᴸ for the mean over the last L steps:
+With the full statistics S_i = S(λ_i) of the full data beside the noisy Ŝ_i, and ᴸ for the mean over the last L steps:
 
     g_i  = (η − λ_i) + S_i         the true natural gradient
     ĝᴸ_i = (η − λ_i) + Ŝᴸ_i        the smoothed one, which the run follows
@@ -21,11 +21,8 @@ cancel, and the bias has a second term:
 |--------|-------------------|------------------------------------------------------------|
 | λ, η   | ``params, prior`` | as in :mod:`smoothgrad_jax.core.svi`                       |
 | Ŝ, Ŝᴸ  | ``stats, noisy``  | statistics of a minibatch, and their mean over L steps     |
-| S, Sᴸ  | ``full``          | statistics of the whole data, and their mean               |
+| S, Sᴸ  | ``full``          | statistics of the full data, and their mean               |
 | L      | ``length``        | window length                                              |
-| SB     | ``squared_bias``  | along the run, [T]                                         |
-| VAR    | ``variance``      | along the run, [T]                                         |
-| SE     | ``squared_error`` | along the run, [T]                                         |
 | λ̄ᴸ     |                   | mean of λ over the last L steps                            |
 
 Reference: Mandt and Blei, *Smoothed Gradients for Stochastic Variational Inference*, NIPS 2014, sections 3 and 4.
@@ -34,14 +31,13 @@ Reference: Mandt and Blei, *Smoothed Gradients for Stochastic Variational Infere
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from smoothgrad_jax.core import svi, window
-from smoothgrad_jax.core.model import Model, as_model, check_key
+from smoothgrad_jax.core.model import Model, as_model, broadcast_prior, check_key
 from smoothgrad_jax.core.svi import SVIState
 from smoothgrad_jax.core.types import ArrayLike, LocalStep, Numeric, PRNGKey, PyTree, Schedule, Warmup
 from smoothgrad_jax.core.window import Window, WindowState
@@ -71,7 +67,7 @@ class MeasuredState(NamedTuple):
       params: λ.
       window: What the run averages: noisy statistics, or gradients.
       step: i, int32.
-      full: The same without noise, from the whole data.
+      full: The same without noise, from the full data.
       past: The η − λ that the averaged gradients contain; None where statistics are averaged.
     """
 
@@ -124,33 +120,6 @@ def vmap_axes(update: Callable[..., SVIState] = svi.global_step, window: Window 
     return MeasuredState(params, ring, step, full=ring, past=None if update is svi.global_step else ring)
 
 
-def gradient_error(
-    noisy: PyTree,
-    full: PyTree,
-    state: WindowState,
-    length: Numeric | None = None,
-    *,
-    warmup: Warmup = "mean",
-    per_leaf: bool = False,
-) -> tuple[GradientError, WindowState]:
-    """Return SB, VAR and SE of one step.
-
-    Args:
-      noisy: Ŝᴸ_i, the mean that the step used.
-      full: S_i, statistics of the whole data under the same λ_i.
-      state: The window of the full statistics so far, from :func:`smoothgrad_jax.core.window.init`.
-      length: L.
-      warmup: As in the run itself.
-      per_leaf: Whether to return the errors of each leaf of the statistics instead of their sum.
-
-    Returns:
-      The errors, and the window after a push of S_i.
-    """
-    mean, state = window.push(state, full, length, warmup=warmup)
-    distance = partial(_distance, per_leaf=per_leaf)
-    return GradientError(distance(mean, full), distance(noisy, mean), distance(noisy, full)), state
-
-
 def bias_variance(
     model: Model | LocalStep,
     state: SVIState | MeasuredState,
@@ -167,20 +136,20 @@ def bias_variance(
     donate: bool = False,
     per_leaf: bool = False,
 ) -> tuple[MeasuredState, PyTree]:
-    """Run smoothed SVI and measure its gradient against the whole data at every step.
+    """Run smoothed SVI and measure its gradient against the full data at every step.
 
-    Costs one local step on the whole data per step, and a second window. To compare lengths, ``vmap`` over ``length``
+    Costs one local step on the full data per step, and a second window. To compare lengths, ``vmap`` over ``length``
     with one capacity for all; :func:`vmap_axes` shows how, in chunks of steps.
 
     Args:
       model, batches, prior, rho, length, warmup: As in :func:`smoothgrad_jax.run`.
       state: From :func:`smoothgrad_jax.init`, before its first step: the full statistics of earlier steps are not
         known. Or from an earlier call, to continue.
-      data: The whole data as one batch.
+      data: The full data as one batch.
       record: ``(state after the step, errors of the step) -> what to keep``; by default the errors.
       update: The global step. The values that it pushes to its window are compared: statistics, or gradients with
         :func:`averaged_step`, which then needs a third window for the extra bias.
-      key: Random key, for a model that samples. The minibatches get the keys of :func:`smoothgrad_jax.run`, the whole
+      key: Random key, for a model that samples. The minibatches get the keys of :func:`smoothgrad_jax.run`, the full
         data gets others.
       donate: Donate the state, so that its windows are not copied at the start.
       per_leaf: Whether to measure each leaf of the parameters by itself. The errors of the leaves add up to those of
@@ -198,12 +167,12 @@ def bias_variance(
         raise ValueError("this state is of a run with another update: continue with that one, or start from init")
     # Each zero is an array of its own, as one array cannot be donated twice.
     zeros = [_distance(state.params, state.params, per_leaf) for _ in range(3 if state.past is None else 4)]
-    carry, records = svi.run_steps(
+    carry, records = svi.run(
         _MeasuredModel(model, data),
         _Carry(*state, GradientError(*zeros)),
         batches,
-        rho,
-        length,
+        rho=rho,
+        length=length,
         warmup=warmup,
         record=_Record(record),
         update=_MeasuredStep(update, per_leaf),
@@ -238,12 +207,8 @@ def averaged_step(
     With L = 1 this is SVI.
     """
 
-    def gradient_of(eta, params, stats):  # eta is one leaf, which may stand for a whole subtree of params
-        return jax.tree.map(
-            lambda lam, s: (jnp.broadcast_to(jnp.asarray(eta, lam.dtype), lam.shape) - lam) + s, params, stats
-        )
-
-    gradient = jax.tree.map(gradient_of, prior, state.params, stats)
+    eta = broadcast_prior(prior, state.params)
+    gradient = jax.tree.map(lambda eta, lam, s: (eta - lam) + s, eta, state.params, stats)
     mean, ring = window.push(state.window, gradient, length, warmup=warmup)
     params = jax.tree.map(lambda lam, g: (lam + rho * g).astype(lam.dtype), state.params, mean)
     return SVIState(params, ring, state.step + 1)
@@ -266,7 +231,7 @@ class _Carry(NamedTuple):
 
 
 class _MeasuredModel(NamedTuple):
-    """A model whose statistics are a pair: those of the minibatch, and those of the whole data."""
+    """A model whose statistics are a pair: those of the minibatch, and those of the full data."""
 
     model: Model
     data: PyTree
@@ -301,9 +266,10 @@ class _MeasuredStep:
 
         new = step(state.window, noisy, length)
         mean = window.mean(new.window, length, warmup=warmup)
-        error, full_window = gradient_error(
-            mean, averaged(full), state.full, length, warmup=warmup, per_leaf=self.per_leaf
-        )
+        exact = averaged(full)
+        exact_mean, full_window = window.push(state.full, exact, length, warmup=warmup)
+        pairs = ((exact_mean, exact), (mean, exact_mean), (mean, exact))
+        error = GradientError(*(_distance(a, b, self.per_leaf) for a, b in pairs))
         past = state.past
         if past is not None:
             # A gradient without statistics is (η − λ_i).

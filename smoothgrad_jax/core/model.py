@@ -30,6 +30,7 @@ import math
 from typing import NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.types import LocalStep, Numeric, PRNGKey, PyTree
@@ -54,7 +55,7 @@ class Model(Protocol):
           key: A random key for models that sample; a function of (seed, step). Other models ignore it.
 
         Returns:
-          ``(statistics, info)``: expected sufficient statistics scaled to the whole data, with the structure of
+          ``(statistics, info)``: expected sufficient statistics scaled to the full data, with the structure of
           ``params``; and anything a reader may want to see.
         """
 
@@ -194,6 +195,23 @@ def as_model(model: Model | LocalStep, prior: PyTree | None = None) -> Model:
     if prior is None:
         raise ValueError("a model that is a function needs its prior: give prior=")
     return FunctionModel(model, prior)
+
+
+def local_step(model: Model, params: PyTree, batch: PyTree, key: PRNGKey | None) -> tuple[PyTree, PyTree]:
+    """Return the statistics and the info of a minibatch; raise an error if the model returns anything else."""
+    result = model.local_step(params, batch, key)
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise ValueError(f"local_step must return (stats, info), got {type(result).__name__}")
+    return result
+
+
+def broadcast_prior(prior: PyTree, params: PyTree) -> PyTree:
+    """Return η with the structure, shapes and dtypes of λ; a leaf of η may stand for a subtree of λ."""
+
+    def broadcast(eta, subtree):
+        return jax.tree.map(lambda lam: jnp.broadcast_to(jnp.asarray(eta, lam.dtype), lam.shape), subtree)
+
+    return jax.tree.map(broadcast, prior, params)
 
 
 def uses_key(model: Model) -> bool:

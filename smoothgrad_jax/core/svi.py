@@ -8,7 +8,7 @@ The statistics are averaged, λ is not: it is a convex combination of positive n
 | letter | name       | meaning                                                                            |
 |--------|------------|------------------------------------------------------------------------------------|
 | λ      | ``params`` | natural parameters of the global variational distribution, any pytree              |
-| Ŝ      | ``stats``  | expected statistics of one minibatch, scaled to the whole data; like ``params``    |
+| Ŝ      | ``stats``  | expected statistics of one minibatch, scaled to the full data; like ``params``    |
 | η      | ``prior``  | natural parameters of the prior: a pytree prefix of ``params``, for example one    |
 |        |            | number                                                                             |
 | ρ      | ``rho``    | step size                                                                          |
@@ -34,7 +34,7 @@ from jax import lax
 
 from smoothgrad_jax.core import window as _window
 from smoothgrad_jax.core.errors import OptionError
-from smoothgrad_jax.core.model import Model, as_model, check_key, for_platform
+from smoothgrad_jax.core.model import Model, as_model, broadcast_prior, check_key, for_platform, local_step
 from smoothgrad_jax.core.platforms import platform_of
 from smoothgrad_jax.core.types import ArrayLike, DTypeLike, LocalStep, Numeric, PRNGKey, PyTree, Schedule, Warmup
 from smoothgrad_jax.core.window import Moving, Window, WindowState
@@ -133,7 +133,7 @@ def global_step(
     Returns:
       The next state.
 
-    With L = 1 this is SVI; with L = 1, ρ = 1 and statistics of the whole data it is batch variational Bayes.
+    With L = 1 this is SVI; with L = 1, ρ = 1 and statistics of the full data it is batch variational Bayes.
     """
     if callable(rho) or callable(length):
         raise ValueError("global_step takes numbers: call a schedule with state.step, or give it to run")
@@ -154,14 +154,11 @@ def global_step(
 def _step(state, stats, prior, rho, length, *, warmup):
     mean, window = _window.push(state.window, stats, length, warmup=warmup)
 
-    def move(eta, params, mean):  # eta is one leaf, which may stand for a whole subtree of params
-        def blend(lam, s):
-            eta_like = jnp.broadcast_to(jnp.asarray(eta, lam.dtype), lam.shape)
-            return ((1 - rho) * lam + rho * (eta_like + s)).astype(lam.dtype)
+    def blend(lam, eta, s):
+        return ((1 - rho) * lam + rho * (eta + s)).astype(lam.dtype)
 
-        return jax.tree.map(blend, params, mean)
-
-    return SVIState(jax.tree.map(move, prior, state.params, mean), window, state.step + 1)
+    params = jax.tree.map(blend, state.params, broadcast_prior(prior, state.params), mean)
+    return SVIState(params, window, state.step + 1)
 
 
 _global_step = jax.jit(_step, static_argnames="warmup")
@@ -170,7 +167,7 @@ _donating_step = jax.jit(_step, static_argnames="warmup", donate_argnames="state
 
 def run(
     model: Model | LocalStep,
-    state: SVIState,
+    state: _State,
     batches: PyTree,
     prior: PyTree | None = None,
     rho: ArrayLike | Schedule | None = None,
@@ -178,10 +175,10 @@ def run(
     *,
     warmup: Warmup = "mean",
     record: Record | None = None,
-    update: Callable[..., SVIState] = global_step,
+    update: Callable[..., RunState] = global_step,
     key: PRNGKey | None = None,
     donate: bool = False,
-) -> tuple[SVIState, PyTree]:
+) -> tuple[_State, PyTree]:
     """Run many steps in one compiled program.
 
     The program is compiled per function, and per class of model. The hyperparameters of a model are inputs: other
@@ -189,7 +186,7 @@ def run(
 
     Args:
       model: A model; or a function ``(params, batch) -> (stats, info)``.
-      state: From :func:`init`, or from an earlier run to continue.
+      state: From :func:`init`, or from an earlier run to continue; or another :class:`RunState` that ``update`` takes.
       batches: A pytree with a leading axis T: one minibatch per step.
       prior: η, if ``model`` is a function. A model carries its prior.
       rho: ρ: a number, one per step [T], or a schedule of the step number.
@@ -204,34 +201,7 @@ def run(
     Returns:
       ``(state, records)``; the records have a leading axis T.
     """
-    return run_steps(
-        as_model(model, prior),
-        state,
-        batches,
-        rho,
-        length,
-        warmup=warmup,
-        record=record,
-        update=update,
-        key=key,
-        donate=donate,
-    )
-
-
-def run_steps(
-    model: Model,
-    state: _State,
-    batches: PyTree,
-    rho: ArrayLike | Schedule | None,
-    length: ArrayLike | Schedule | None,
-    *,
-    warmup: Warmup,
-    record: Record | None,
-    update: Callable[..., _State],
-    key: PRNGKey | None,
-    donate: bool,
-) -> tuple[_State, PyTree]:
-    """Run as :func:`run` does, with a state of any class that ``update`` returns; it has the fields of a state."""
+    model = as_model(model, prior)
     check_key(model, key)
     if not hasattr(state, "window"):
         raise ValueError(f"expected a state, got {type(state).__name__}; init(params, capacity) makes one")
@@ -351,10 +321,8 @@ def _sweep_bytes(inputs, static):
 def _scan(model, state, batches, rho, length, key, warmup, record, update):
     def step(state, inputs):
         batch, rho, length = inputs
-        result = model.local_step(state.params, batch, key=None if key is None else jax.random.fold_in(key, state.step))
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise ValueError(f"local_step must return (stats, info), got {type(result).__name__}")
-        stats, info = result
+        step_key = None if key is None else jax.random.fold_in(key, state.step)
+        stats, info = local_step(model, state.params, batch, step_key)
         state = update(state, stats, model.prior, rho, length, warmup=warmup)
         return state, record(state, info) if record else info
 

@@ -32,6 +32,7 @@ import optax
 
 from smoothgrad_jax.core import window
 from smoothgrad_jax.core.errors import OptionError
+from smoothgrad_jax.core.model import broadcast_prior
 from smoothgrad_jax.core.types import DTypeLike, PyTree, Schedule, Warmup
 from smoothgrad_jax.core.window import Moving, Window, WindowState
 from smoothgrad_jax.core.window_kind import check_number, check_warmup
@@ -129,13 +130,10 @@ def natural_gradient(prior: PyTree) -> optax.GradientTransformationExtraArgs:
         if params is None:
             raise ValueError("natural_gradient needs the parameters: call update(updates, state, params)")
 
-        def descend(eta, params, updates):  # eta is one leaf, which may stand for a whole subtree
-            def one(lam, s):
-                return (lam - jnp.broadcast_to(jnp.asarray(eta, lam.dtype), lam.shape) - s).astype(s.dtype)
+        def descend(lam, eta, s):
+            return (lam - eta - s).astype(s.dtype)
 
-            return jax.tree.map(one, params, updates)
-
-        return jax.tree.map(descend, prior, params, updates), state
+        return jax.tree.map(descend, params, broadcast_prior(prior, params), updates), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
 
