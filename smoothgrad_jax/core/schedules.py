@@ -1,7 +1,7 @@
 """Schedules of the step number, as in optax: step sizes ρ_t and window lengths L_t.
 
 A schedule is a frozen dataclass: two schedules with the same parameters are equal, and the ``repr`` names them. So the
-settings of a run can be stored and compared.
+settings of a run can be stored and compared. The public names are those of functions, as in optax.
 """
 
 from dataclasses import dataclass
@@ -15,10 +15,15 @@ from smoothgrad_jax.core.errors import OptionError
 
 @dataclass(frozen=True)
 class RobbinsMonro:
-    """The step sizes of :func:`robbins_monro`."""
+    """The step sizes ρ_t = (τ + t)^−κ for t = 0, 1, ….
 
-    tau: float
-    kappa: float
+    Attributes:
+      tau: τ ≥ 1, the delay, makes the first steps smaller; ρ_0 = τ^−κ must not exceed 1.
+      kappa: κ in (0.5, 1] fulfils the conditions of Robbins and Monro; 0 is a constant 1.
+    """
+
+    tau: float = 1.0
+    kappa: float = 0.7
 
     def __post_init__(self) -> None:
         if isinstance(self.tau, int | float) and not self.tau >= 1:
@@ -33,7 +38,17 @@ class RobbinsMonro:
 
 @dataclass(frozen=True)
 class Annealed:
-    """The step sizes of :func:`annealed`."""
+    """The step sizes ρ_t = (τ + t)^−κ (1 − t/T) for t = 0, …, T − 1, for a run of T steps.
+
+    In a run with :func:`robbins_monro` the last minibatches have the largest weights in λ, and λ has their noise. Here
+    the step sizes are large while the parameters still move far, and small at the end: λ ends as a mean over more
+    minibatches.
+
+    Attributes:
+      tau: τ ≥ 1, as in :func:`robbins_monro`.
+      kappa: κ ≥ 0; it may be smaller than in :func:`robbins_monro`, because the factor 1 − t/T ends the noise.
+      steps: T. Steps after T have the size 0.
+    """
 
     tau: float
     kappa: float
@@ -51,7 +66,19 @@ class Annealed:
 
 @dataclass(frozen=True)
 class PhaseOut:
-    """The window lengths of :func:`phase_out`."""
+    """Window lengths that end in plain SVI: L up to step ``start``, then shorter, and 1 from ``stop`` on.
+
+        L_t = L^((stop − t) / (stop − start))        between the two, rounded
+
+    A window has a bias as long as λ moves. The paper proposes to phase the window out where convergence has to be
+    guaranteed. Use it as the length in :func:`smoothgrad_jax.run` or, with ``capacity=length``, in
+    :func:`smoothgrad_jax.window_mean`. With ``length=1`` every step is a step of SVI.
+
+    Attributes:
+      length: L at the beginning.
+      start: The step after which L falls.
+      stop: The first step with L = 1.
+    """
 
     length: int
     start: int
@@ -70,54 +97,4 @@ class PhaseOut:
         return jnp.round(jnp.asarray(self.length, float) ** exponent)
 
 
-def robbins_monro(tau: float = 1.0, kappa: float = 0.7) -> RobbinsMonro:
-    """Return the step sizes ρ_t = (τ + t)^−κ for t = 0, 1, ….
-
-    Args:
-      tau: τ ≥ 1, the delay, makes the first steps smaller; ρ_0 = τ^−κ must not exceed 1.
-      kappa: κ in (0.5, 1] fulfils the conditions of Robbins and Monro; 0 is a constant 1.
-
-    Returns:
-      A function of the step number.
-    """
-    return RobbinsMonro(tau, kappa)
-
-
-def annealed(tau: float, kappa: float, steps: int) -> Annealed:
-    """Return the step sizes ρ_t = (τ + t)^−κ (1 − t/T) for t = 0, …, T − 1, for a run of T steps.
-
-    In a run with :func:`robbins_monro` the last minibatches have the largest weights in λ, and λ has their noise. Here
-    the step sizes are large while the parameters still move far, and small at the end: λ ends as a mean over more
-    minibatches.
-
-    Args:
-      tau: τ ≥ 1, as in :func:`robbins_monro`.
-      kappa: κ ≥ 0; it may be smaller than in :func:`robbins_monro`, because the factor 1 − t/T ends the noise.
-      steps: T. Steps after T have the size 0.
-
-    Returns:
-      A function of the step number.
-    """
-    return Annealed(tau, kappa, steps)
-
-
-def phase_out(length: int, start: int, stop: int) -> PhaseOut:
-    """Return window lengths that end in plain SVI: L up to step ``start``, then shorter, and 1 from ``stop`` on.
-
-        L_t = L^((stop − t) / (stop − start))        between the two, rounded
-
-    A window has a bias as long as λ moves. The paper proposes to phase the window out where convergence has to be
-    guaranteed. Use it as the length in :func:`smoothgrad_jax.run` or, with ``capacity=length``, in
-    :func:`smoothgrad_jax.window_mean`.
-
-    Args:
-      length: L at the beginning.
-      start: The step after which L falls.
-      stop: The first step with L = 1.
-
-    Returns:
-      A function of the step number.
-
-    With ``length=1`` every step is a step of SVI.
-    """
-    return PhaseOut(length, start, stop)
+robbins_monro, annealed, phase_out = RobbinsMonro, Annealed, PhaseOut
