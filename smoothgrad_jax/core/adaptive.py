@@ -184,26 +184,22 @@ def sketch(stats: PyTree) -> jax.Array:
     return jnp.concatenate(parts)
 
 
-def hash_buckets(num_rows: int, leaf: int = 0) -> tuple[np.ndarray, int]:
-    """Return the bucket of every row of an array, from a hash of the row number, and the number of buckets H.
+def num_buckets(num_rows: int) -> int:
+    """Return H, the number of buckets of an array with this many rows."""
+    return min(num_rows, _NUM_BUCKETS)
+
+
+def bucket_of(rows: _Rows, num_rows: int, leaf: int = 0) -> _Rows:
+    """Return the buckets of some rows of an array, from a hash of their numbers.
 
     A row with the sign −1 has its bucket H later: buckets 0 … 2H − 1 are summed without a sign, and then the second
     half is subtracted from the first, as in :func:`sum_buckets`.
 
     Args:
-      num_rows: The number of rows.
+      rows: Numbers of the rows, uint32.
+      num_rows: Number of rows of the array.
       leaf: The number of the array among the leaves: each array has another hash.
     """
-    return bucket_of(np.arange(num_rows, dtype=np.uint32), num_rows, leaf), num_buckets(num_rows)
-
-
-def num_buckets(num_rows: int) -> int:
-    """Return H for an array with this many rows."""
-    return min(num_rows, _NUM_BUCKETS)
-
-
-def bucket_of(rows: _Rows, num_rows: int, leaf: int = 0) -> _Rows:
-    """Return the buckets of some rows of an array, given by their numbers (uint32); see :func:`hash_buckets`."""
     x = rows
     if num_rows > _NUM_BUCKETS:
         # The finaliser of MurmurHash3: every bit of the number reaches every bit of the hash.
@@ -212,6 +208,17 @@ def bucket_of(rows: _Rows, num_rows: int, leaf: int = 0) -> _Rows:
         x = (x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35)
         x = (x ^ (x >> np.uint32(16))) % np.uint32(2 * _NUM_BUCKETS)
     return x.astype(np.int32)
+
+
+def sketch_rows(stats: jax.Array, rows: Array, num_rows: int, leaf: int = 0) -> jax.Array:
+    """Return the sketch of some rows of an array; the sketch of the array is the sum over all of its rows.
+
+    Args:
+      stats: The rows [n, K].
+      rows, num_rows, leaf: As in :func:`bucket_of`.
+    """
+    zeros = jnp.zeros((2 * num_buckets(num_rows), stats.shape[1]), stats.dtype)
+    return sum_buckets(zeros, stats, bucket_of(rows, num_rows, leaf)).ravel()
 
 
 def sum_buckets(zeros: jax.Array, rows: jax.Array, bucket: Array) -> jax.Array:
@@ -370,7 +377,6 @@ def _sketch_leaf(leaf, number):
         return leaf[None]
     axis = int(np.argmax(leaf.shape))
     rows = jnp.moveaxis(leaf, axis, 0).reshape(leaf.shape[axis], -1)
-    bucket, num_buckets = hash_buckets(len(rows), number)
-    if len(rows) == num_buckets:
+    if len(rows) <= _NUM_BUCKETS:
         return rows.ravel()
-    return sum_buckets(jnp.zeros((2 * num_buckets, rows.shape[1]), rows.dtype), rows, bucket).ravel()
+    return sketch_rows(rows, np.arange(len(rows), dtype=np.uint32), len(rows), number)

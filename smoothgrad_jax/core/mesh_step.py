@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
+from jax.tree_util import PyTreeDef
 
 from smoothgrad_jax.core import adaptive, compensated, svi
 from smoothgrad_jax.core.mesh_exchange import (
@@ -29,11 +30,11 @@ from smoothgrad_jax.core.mesh_exchange import (
     sharding,
     step_key,
 )
+from smoothgrad_jax.core.model import Model, local_step
 from smoothgrad_jax.core.row_sparse.kernel import RowKernel
 from smoothgrad_jax.core.row_sparse.state import RowSparseState
 from smoothgrad_jax.core.svi import SVIState
-from smoothgrad_jax.core.types import Numeric, PyTree, Warmup
-from smoothgrad_jax.core.window import Window
+from smoothgrad_jax.core.types import Array, Numeric, PyTree, Warmup
 
 _BLOCK = 256  # rows that are added before their sum is added to the others
 
@@ -42,18 +43,18 @@ class Hyperparameters(NamedTuple):
     """What stays the same from step to step, on every device.
 
     Attributes:
-      kernel: A :class:`RowKernel`; the model itself if it has no row-sparse parameters.
+      kernel: Of the model; the model itself if it has no row-sparse parameters.
       prior: (η of the matrix, η of the other parameters). A matrix of η is partitioned like λ.
       scale: D/B.
       batch_size: B.
       key: Data of the random key of the run, or None.
     """
 
-    kernel: Any
-    prior: PyTree
+    kernel: RowKernel | Model
+    prior: tuple[PyTree, PyTree]
     scale: Numeric
     batch_size: Numeric
-    key: Any
+    key: Array | None
 
 
 class MeshState(NamedTuple):
@@ -89,8 +90,8 @@ class Program(NamedTuple):
     """
 
     exchange: Exchange
-    axes: tuple[Any, tuple[int, ...]]
-    prior_axes: tuple[Any, tuple[int, ...]]
+    axes: tuple[PyTreeDef, tuple[int, ...]]
+    prior_axes: tuple[PyTreeDef, tuple[int, ...]]
     num_words: int
     warmup: Warmup
     is_adaptive: bool
@@ -115,21 +116,21 @@ def partitioned_axes(make: Callable[[int], PyTree], num_rows: int) -> PyTree:
     return jax.tree.map(axis, make(num_rows), make(num_rows + 1))
 
 
-def state_shapes(matrix: PyTree, rest: PyTree, kind: Window) -> SVIState:
-    """Return the shapes of the state for a matrix of this shape, or None, and the other parameters."""
-    return jax.eval_shape(lambda params: svi.init(params, kind), (matrix, rest))
-
-
-def flat_axes(axes: PyTree) -> tuple[Any, tuple[int, ...]]:
+def flat_axes(axes: PyTree) -> tuple[PyTreeDef, tuple[int, ...]]:
     """Return a tree of axes in a form that can be compared and hashed."""
     leaves, structure = jax.tree.flatten(axes)
     return structure, tuple(leaves)
 
 
-def shardings(mesh: Mesh, axes: tuple[Any, tuple[int, ...]]) -> PyTree:
+def shardings(mesh: Mesh, axes: tuple[PyTreeDef, tuple[int, ...]]) -> PyTree:
     """Return the sharding of each array, from :func:`flat_axes`."""
     structure, leaves = axes
     return jax.tree.unflatten(structure, [sharding(mesh, axis) for axis in leaves])
+
+
+def shard_on(array: jax.Array, device: jax.Device) -> jax.Array:
+    """Return the part of an array on a device of this process."""
+    return next(shard.data for shard in array.addressable_shards if shard.device == device)
 
 
 def part_of(state: MeshState, device: int, num_devices: int, axes: SVIState) -> SVIState:
@@ -148,7 +149,7 @@ def part_of(state: MeshState, device: int, num_devices: int, axes: SVIState) -> 
     words = np.arange(device, int(state.num_words), num_devices)
     capacity = -(-int(state.num_words) // num_devices)
 
-    def collect(axis: int, *leaves: Any) -> Any:
+    def collect(axis: int, *leaves: Array) -> Array:
         if axis == REPLICATED:
             return leaves[0]
         shape = list(leaves[0].shape)
@@ -163,7 +164,7 @@ def part_of(state: MeshState, device: int, num_devices: int, axes: SVIState) -> 
     return jax.tree.map(collect, axes, *(parts[owner] for owner in range(before)))
 
 
-def parts_by_device(state: MeshState) -> dict[int, Any]:
+def parts_by_device(state: MeshState) -> dict[int, PyTree]:
     """Return the parts of a state by the number of their device."""
     return dict(zip(state.devices.tolist(), state.parts, strict=True))
 
@@ -186,7 +187,7 @@ def compiled_step(program: Program) -> Step:
     mesh = program.exchange.mesh
     by_device, everywhere = sharding(mesh, 0), sharding(mesh)
     state = shardings(mesh, program.axes)
-    fixed = Hyperparameters(everywhere, shardings(mesh, program.prior_axes), *[everywhere] * 3)
+    fixed = Hyperparameters._make((everywhere, shardings(mesh, program.prior_axes), *[everywhere] * 3))
     return jax.jit(
         partial(_step, program),
         in_shardings=(state, by_device, fixed, everywhere, everywhere),
@@ -262,9 +263,7 @@ def _sketch(stats, program, device):
     """Return the sketch of the rows of one device; the sum over the devices is that of all rows."""
     words = jnp.arange(len(stats), dtype=jnp.uint32) * program.exchange.mesh.size + device.astype(jnp.uint32)
     # Statistics of padding are 0, and add to any bucket.
-    bucket = adaptive.bucket_of(jnp.minimum(words, program.num_words - 1), program.num_words)
-    empty = jnp.zeros((2 * adaptive.num_buckets(program.num_words), stats.shape[1]), stats.dtype)
-    return adaptive.sum_buckets(empty, stats, bucket).ravel()
+    return adaptive.sketch_rows(stats, jnp.minimum(words, program.num_words - 1), program.num_words)
 
 
 def _fit_replicated(program, params, batch, model, numbers, key):
@@ -272,7 +271,7 @@ def _fit_replicated(program, params, batch, model, numbers, key):
     del numbers
     exchange = program.exchange
     _, part, _, notices = batch.part()
-    stats, _ = model.local_step(params[1], part, key)
+    stats, _ = local_step(model, params[1], part, key)
     # The same on all devices, as is a failure.
     stats = mean_over_devices(stats, 1 / exchange.mesh.size, exchange.name)
     sketch = adaptive.sketch(stats) if program.is_adaptive else None

@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ from smoothgrad_jax.core._threads import num_threads
 from smoothgrad_jax.core.adaptive import Adaptive
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.mesh_step import MeshState
-from smoothgrad_jax.core.model import Model, check_key, checked, for_platform, is_batched, uses_key
+from smoothgrad_jax.core.model import Model, check_key, checked, for_platform, is_batched, local_step, uses_key
 from smoothgrad_jax.core.row_sparse.kernel import RowBatch, RowSparseModel
 from smoothgrad_jax.core.row_sparse.state import (
     RowSparseState,
@@ -120,8 +120,8 @@ class Engine(Protocol):
       is_shared: Whether several processes run this engine, all in the same way.
     """
 
-    length: float | None
-    is_shared: bool
+    length: float | None = None
+    is_shared: bool = False
 
     @property
     def step(self) -> int:
@@ -131,7 +131,7 @@ class Engine(Protocol):
     def template(self) -> PyTree:
         """Shapes and dtypes of the parameters."""
 
-    def prepared(self, batches: Iterable[Any]) -> Generator[PreparedBatch, None, None]:
+    def prepared(self, batches: Iterable[PyTree]) -> Generator[PreparedBatch, None, None]:
         """Convert minibatches in another thread, ahead of :meth:`advance`."""
 
     def check_lengths(self, lengths: ArrayLike) -> None:
@@ -153,9 +153,11 @@ class Engine(Protocol):
         Several processes learn of a request after the next step, with which it is exchanged. The request of process 0
         counts, or of any process that is interrupted.
         """
+        return request
 
     def share(self, compute: Callable[[], float]) -> float:
         """Return a number that one process computes for all."""
+        return compute()
 
     def state(self) -> PyTree:
         """Return the state after the last step, a pytree of arrays; the next step donates it."""
@@ -200,8 +202,8 @@ def choose_engine(model: Model, start: PyTree, options: EngineOptions) -> Engine
     if isinstance(start, svi.SVIState | DenseAdaptiveState if is_row_sparse else RowSparseState):
         raise ValueError(
             f"this state is of a run on the {'dense' if is_row_sparse else 'row-sparse'} engine; it cannot continue "
-            f"with window={window}{_where(model, options)}. Continue with the window, platform and execution of that "
-            "run, or start from its parameters"
+            f"with window={window}{' and a batched local step' if is_batched(model) else ''} on {options.platform}. "
+            "Continue with the window, platform and execution of that run, or start from its parameters"
         )
     with option_names():
         if isinstance(model, RowSparseModel) and is_row_sparse:
@@ -229,11 +231,6 @@ def check_options(options: EngineOptions) -> EngineOptions:
     return options
 
 
-def _where(model: Model, options: EngineOptions) -> str:
-    """Return what else has decided the engine, beside the window."""
-    return f" and a batched local step on {options.platform}" if is_batched(model) else f" on {options.platform}"
-
-
 @contextmanager
 def option_names() -> Iterator[None]:
     """Report errors of a window under the names of the options of :func:`smoothgrad_jax.fit`."""
@@ -255,13 +252,16 @@ def _without_moving(options: EngineOptions) -> EngineOptions:
     return options._replace(window=window.length)
 
 
-class RowSparseEngine:
+class RowSparseEngine(Engine):
     """Runs a model on the rows that a minibatch uses, with threads; see :mod:`smoothgrad_jax.core.row_sparse`."""
 
     def __init__(self, model: RowSparseModel, start: PyTree, options: EngineOptions) -> None:
         slots = slot_dtype(options.slots)
         if isinstance(start, RowSparseState):
-            self._state = _check_resumable(start, options)
+            check_not_donated(start.partitions)
+            check_rows(start, options)
+            check_rule(start.rule, options.window)
+            self._state = start
             model = checked(model, self._template(model), options.num_words)
             self._state = _with_threads(model, self._state, options.threads)
         else:
@@ -275,9 +275,9 @@ class RowSparseEngine:
         self._pool = ThreadPoolExecutor(len(self._state.partitions), thread_name_prefix="rows")
         self._workspace = Workspace()
         self._infos: deque[RowInfo] = deque()
-        self._buckets = None if self._state.rule is None else adaptive.hash_buckets(self._state.num_words)[0]
-        self.length: float | None = None
-        self.is_shared = False
+        num_words = self._state.num_words
+        words = None if self._state.rule is None else np.arange(num_words, dtype=np.uint32)
+        self._buckets = None if words is None else adaptive.bucket_of(words, num_words)
 
     def _set_hyperparameters(self, model: RowSparseModel) -> None:
         prior, rest_prior = model.row_prior()
@@ -296,16 +296,13 @@ class RowSparseEngine:
 
     @property
     def step(self) -> int:
-        """Number of steps taken."""
         return int(self._state.step)
 
     @property
     def template(self) -> PyTree:
-        """Shapes and dtypes of the parameters."""
         return self._template(self._model)
 
     def prepared(self, batches: Iterable[RowBatch]) -> Generator[PreparedBatch, None, None]:
-        """Partition minibatches among the threads."""
         return prefetch(self._prepare, batches)
 
     def _prepare(self, batch: RowBatch) -> PreparedBatch:
@@ -319,7 +316,6 @@ class RowSparseEngine:
             check_row_lengths(lengths, self._state.slots is None, self._state.rest)
 
     def advance(self, batch: PyTree, rho: float, length: float | None) -> None:
-        """Start one step; see :meth:`Engine.advance`."""
         key = None if self._key is None else jax.random.fold_in(self._key, self.step)
         self._state, info = step(
             self._state,
@@ -347,33 +343,21 @@ class RowSparseEngine:
                 raise negative_error(self.step, self._model) if info.is_negative else not_finite_error(self.step)
 
     def wait(self) -> None:
-        """Wait until no step is in progress."""
         self._wait_until(0)
 
-    def agree(self, request: Request) -> Request:
-        """Return the request: there is one process."""
-        return request
-
-    def share(self, compute: Callable[[], float]) -> float:
-        """Compute the number."""
-        return compute()
-
     def state(self) -> RowSparseState:
-        """Return the state after the last step."""
         self.wait()
         check_not_donated(self._state.partitions)
         return self._state
 
     def params(self) -> PyTree:
-        """Return the parameters after the last step."""
         state = self.state()
         rest = None if state.rest is None else jax.tree.map(jnp.array, state.rest.params)
         return self._model.join_rows(read_rows(state, self._prior, self._slots), rest)
 
     def set_model(self, model: Model) -> None:
         """Use other hyperparameters; in O(V) if the prior of the rows changes."""
-        if not isinstance(model, RowSparseModel):
-            raise ValueError(f"expected a {type(self._model).__name__}, got {type(model).__name__}")
+        assert isinstance(model, RowSparseModel), "the engine was chosen for such a model"
         checked_model = checked(model, self.template, None)
         check_key(checked_model, self._run_key)
         previous = self._prior
@@ -383,7 +367,7 @@ class RowSparseEngine:
         self._set_hyperparameters(checked_model)
 
 
-class DenseEngine:
+class DenseEngine(Engine):
     """Runs any model through its local step and :func:`smoothgrad_jax.global_step`."""
 
     def __init__(self, model: Model, start: PyTree, options: EngineOptions) -> None:
@@ -408,30 +392,23 @@ class DenseEngine:
         self._key = _key_for(model, options.key)
         if isinstance(window, Adaptive):
             self.check_lengths(window.longest)
-        self.length: float | None = None
-        self.is_shared = False
 
     @property
     def step(self) -> int:
-        """Number of steps taken."""
         return int(self._state.step)
 
     @property
     def template(self) -> PyTree:
-        """Shapes and dtypes of the parameters."""
         return jax.eval_shape(lambda: self._state.params)
 
     def prepared(self, batches: Iterable[PyTree]) -> Generator[PreparedBatch, None, None]:
-        """Return the minibatches as they are."""
         return prefetch(lambda batch: PreparedBatch(batch, batch_size(batch)), batches)
 
     def check_lengths(self, lengths: ArrayLike) -> None:
-        """Raise an error if the window kind cannot have one of these lengths."""
         with option_names():
             self._state.window.kind.check_lengths(lengths)
 
     def advance(self, batch: PyTree, rho: float, length: float | None) -> None:
-        """Take one step; see :meth:`Engine.advance`."""
         key = None if self._key is None else jax.random.fold_in(self._key, self.step)
         stats, is_finite = _local_step(self._model, self._state.params, batch, key)
         if not is_finite:
@@ -453,19 +430,9 @@ class DenseEngine:
         self._rule = None if self._rule is None else adaptive.restart(self._rule)
 
     def wait(self) -> None:
-        """Wait until the last step has ended."""
         jax.block_until_ready(self._state)
 
-    def agree(self, request: Request) -> Request:
-        """Return the request: there is one process."""
-        return request
-
-    def share(self, compute: Callable[[], float]) -> float:
-        """Compute the number."""
-        return compute()
-
     def state(self) -> PyTree:
-        """Return the state after the last step."""
         check_not_donated(self._state.params)
         return self._state if self._rule is None else DenseAdaptiveState(self._state, self._rule)
 
@@ -475,7 +442,6 @@ class DenseEngine:
         return jax.tree.map(jnp.array, self._state.params)
 
     def set_model(self, model: Model) -> None:
-        """Use other hyperparameters."""
         checked_model = checked(for_platform(model, self._platform), self._state.params, None)
         check_key(checked_model, self._run_key)
         self._model, self._key = checked_model, _key_for(checked_model, self._run_key)
@@ -489,10 +455,7 @@ def batch_size(batch: PyTree) -> int:
 @jax.jit
 def _local_step(model, params, batch, key):
     """Return the statistics, and whether they are finite; hyperparameters of the model are inputs."""
-    result = model.local_step(params, batch, key)
-    if not isinstance(result, tuple) or len(result) != 2:
-        raise ValueError(f"a local step must return (statistics, info), got {type(result).__name__}")
-    stats, _ = result
+    stats, _ = local_step(model, params, batch, key)
     return stats, jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(stats)]).all()
 
 
@@ -550,14 +513,6 @@ def window_kind(options: EngineOptions) -> Window:
         window.longest if isinstance(window, Adaptive) else float(np.asarray(window(0) if callable(window) else window))
     )
     return Moving(longest, dtype=slot_dtype(options.slots))
-
-
-def _check_resumable(state, options):
-    """Return a state from which a run with these options can continue; or raise an error."""
-    check_not_donated(state.partitions)
-    check_rows(state, options)
-    check_rule(state.rule, options.window)
-    return state
 
 
 def check_rows(state: RowSparseState, options: EngineOptions) -> None:

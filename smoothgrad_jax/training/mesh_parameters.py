@@ -11,9 +11,9 @@ Both satisfy :class:`MeshParameters`. A dense step moves all V/P rows of a devic
 minibatch, or what enters and leaves the window, touches.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -26,16 +26,18 @@ from smoothgrad_jax.core.mesh_exchange import REPLICATED, Exchange, PackedArrays
 from smoothgrad_jax.core.mesh_step import Hyperparameters, MeshState
 from smoothgrad_jax.core.model import Model
 from smoothgrad_jax.core.row_sparse import mesh as row_mesh
-from smoothgrad_jax.core.row_sparse.kernel import RowSparseModel
-from smoothgrad_jax.core.row_sparse.mesh import MeshStatistics, RowHyperparameters, RowProgram
+from smoothgrad_jax.core.row_sparse.kernel import RowKernel, RowSparseModel
+from smoothgrad_jax.core.row_sparse.mesh import RowProgram
 from smoothgrad_jax.core.row_sparse.state import (
+    EnteringStatistics,
     RowPrior,
     RowSparseState,
+    Workspace,
     join_partitions,
-    partition_of,
     prior_rows,
+    repartition,
 )
-from smoothgrad_jax.core.row_sparse.step import check_row_lengths, read_rows
+from smoothgrad_jax.core.row_sparse.step import check_row_lengths, end_step, read_rows
 from smoothgrad_jax.core.types import Array, ArrayLike, PyTree, Warmup
 from smoothgrad_jax.core.window import Window
 
@@ -59,7 +61,7 @@ class Placement(NamedTuple):
         """Whether other processes have devices of the mesh."""
         return len(self.devices) < self.mesh.size
 
-    def join(self, axis: int, arrays: list[Any]) -> jax.Array:
+    def join(self, axis: int, arrays: Sequence[Array | np.ndarray]) -> jax.Array:
         """Return an array of all devices, from one array per device of this process; copies what is on no device."""
         placed = [
             each if isinstance(each, jax.Array) and each.devices() == {device} else jax.device_put(each, device)
@@ -72,15 +74,11 @@ class Placement(NamedTuple):
 
     def join_trees(self, axes: PyTree, parts: list[PyTree]) -> PyTree:
         """Return arrays of all devices from a tree per device of this process, and the partitioned axis of each."""
-        return jax.tree.map(lambda axis, *arrays: self.join(axis, list(arrays)), axes, *parts)
+        return jax.tree.map(lambda axis, *arrays: self.join(axis, arrays), axes, *parts)
 
     def rows(self, matrix: np.ndarray) -> jax.Array:
         """Return the rows of a matrix [V, C], which every process has, partitioned by words: [P · R, C]."""
         return self.join(0, [_rows_of(matrix, number, self.mesh.size) for number, _ in self.devices])
-
-    def local(self, array: jax.Array, device: jax.Device) -> jax.Array:
-        """Return the part of an array on a device of this process."""
-        return next(shard.data for shard in array.addressable_shards if shard.device == device)
 
 
 class StepSettings(NamedTuple):
@@ -116,7 +114,7 @@ class MeshParameters(Protocol):
     def step(self) -> int:
         """Number of steps taken, the one in progress included."""
 
-    def shapes(self) -> tuple[Any, PyTree]:
+    def shapes(self) -> tuple[jax.ShapeDtypeStruct | None, PyTree]:
         """Return the shape of the matrix [V, C], or None, and those of the other parameters."""
 
     def check_lengths(self, lengths: ArrayLike) -> None:
@@ -141,7 +139,7 @@ class MeshParameters(Protocol):
         """Return a copy of λ [V, C], or None, and of the other parameters; every process makes this call."""
 
 
-class DenseParameters:
+class DenseParameters(MeshParameters):
     """An :class:`smoothgrad_jax.SVIState` of arrays of all devices."""
 
     def __init__(
@@ -160,7 +158,8 @@ class DenseParameters:
 
         def shapes(num_rows: int) -> svi.SVIState:
             rows = None if matrix is None else jax.ShapeDtypeStruct((num_rows, matrix.shape[1]), matrix.dtype)
-            return mesh_step.state_shapes(rows, jax.eval_shape(lambda: jax.tree.map(jnp.asarray, rest)), kind)
+            others = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, rest))
+            return jax.eval_shape(lambda params: svi.init(params, kind), (rows, others))
 
         self._axes = mesh_step.partitioned_axes(shapes, 3)
         self._steps = 0
@@ -184,27 +183,26 @@ class DenseParameters:
         """Return a state with an empty window; the parameters are donated."""
         self._steps = step
         shardings = mesh_step.shardings(self._placement.mesh, mesh_step.flat_axes(self._axes))
-        begin = jax.jit(partial(_initial_state, self._kind), out_shardings=shardings, donate_argnums=0)
-        return begin(params, np.int32(step))
+
+        def begin(params, step):
+            return svi.init(params, self._kind)._replace(step=step)
+
+        return jax.jit(begin, out_shardings=shardings, donate_argnums=0)(params, np.int32(step))
 
     @property
     def step(self) -> int:
-        """See :class:`MeshParameters`."""
         return self._steps
 
-    def shapes(self) -> tuple[Any, PyTree]:
-        """See :class:`MeshParameters`."""
+    def shapes(self) -> tuple[jax.ShapeDtypeStruct | None, PyTree]:
         matrix, rest = jax.eval_shape(lambda: self._state.params)
         return None if matrix is None else jax.ShapeDtypeStruct((self.num_words, matrix.shape[1]), matrix.dtype), rest
 
     def check_lengths(self, lengths: ArrayLike) -> None:
-        """See :class:`MeshParameters`."""
         self._kind.check_lengths(lengths)
 
     def set_model(self, model: Model, settings: StepSettings) -> None:
-        """See :class:`MeshParameters`."""
-        kernel: Any = model
-        prior: PyTree = (None, jax.tree.map(np.asarray, model.prior))
+        kernel: Model | RowKernel = model
+        prior: tuple[PyTree, PyTree] = (None, jax.tree.map(np.asarray, model.prior))
         if isinstance(model, RowSparseModel):
             matrix = self._state.params[0]
             kernel = model.row_kernel(matrix.shape[1], matrix.dtype)
@@ -227,7 +225,6 @@ class DenseParameters:
         self._prior, self._key = prior, settings.key
 
     def start(self, batch: PackedArrays, size: int, rho: float, length: float | None) -> StepOutput:
-        """See :class:`MeshParameters`."""
         scale, count = _number(self._scale(size)), _number(size)
         fixed = Hyperparameters(self._kernel, self._prior, scale, count, self._key)
         numbers = _number(rho), None if length is None else _number(length)
@@ -239,18 +236,15 @@ class DenseParameters:
         """Do nothing: the program has moved the parameters."""
 
     def fail(self) -> None:
-        """See :class:`MeshParameters`."""
         self._state = self._initialise(self._state.params, self._steps - 1)
 
     def parts(self) -> tuple[svi.SVIState, ...]:
-        """See :class:`MeshParameters`."""
         return tuple(
-            jax.tree.map(partial(self._placement.local, device=device), self._state)
+            jax.tree.map(partial(mesh_step.shard_on, device=device), self._state)
             for _, device in self._placement.devices
         )
 
     def read(self) -> tuple[np.ndarray | None, PyTree]:
-        """See :class:`MeshParameters`."""
         everywhere = sharding(self._placement.mesh)
         matrix, rest = jax.jit(lambda params: params, out_shardings=everywhere)(self._state.params)
         rest = jax.tree.map(lambda leaf: jnp.array(leaf.addressable_data(0)), rest)
@@ -263,22 +257,17 @@ class DenseParameters:
         return lam, rest
 
 
-class _RowSettings(NamedTuple):
-    """The program, the hyperparameters, and η [V or 1, C or 1] on this process."""
-
-    program: RowProgram
-    fixed: RowHyperparameters
-    eta: np.ndarray
-
-
-class LazyRows:
+class LazyRows(MeshParameters):
     """Rows that decay lazily; see :mod:`smoothgrad_jax.core.row_sparse.mesh`."""
 
     def __init__(self, placement: Placement, num_words: int) -> None:
         """Take the devices and V; :meth:`begin` and :meth:`resume` make the arrays."""
         self._placement, self.num_words = placement, num_words
-        self._statistics: MeshStatistics | None = None
-        self._settings: _RowSettings | None = None
+        self._workspace = Workspace()
+        self._statistics: EnteringStatistics | None = None
+        self._eta: np.ndarray | None = None  # η [V or 1, C or 1]; None before the first model
+        self._program: RowProgram
+        self._fixed: Hyperparameters
 
     def begin(self, matrix: np.ndarray, rest: PyTree, kind: Window | None, infinite: bool) -> "LazyRows":
         """Start from parameters that every process has."""
@@ -302,7 +291,7 @@ class LazyRows:
         if size != int(start.num_devices) or not parts.keys() >= set(mine):
             mesh_step.check_complete(start)
             joined = join_partitions([parts[device] for device in sorted(parts)], self.num_words)
-            parts = {device: self._padded(partition_of(joined, device, size)) for device in mine}
+            parts = {device: self._padded(repartition(joined, size, [device])) for device in mine}
         self._state = row_mesh.join_parts([parts[device] for device in mine], self._placement.join)
         return self
 
@@ -314,84 +303,67 @@ class LazyRows:
 
     @property
     def step(self) -> int:
-        """See :class:`MeshParameters`."""
         return int(self._state.step) + (self._statistics is not None)
 
-    def shapes(self) -> tuple[Any, PyTree]:
-        """See :class:`MeshParameters`."""
-        rows, rest = self._state.rows, self._state.rest
-        matrix = jax.ShapeDtypeStruct((self.num_words, row_mesh.num_columns(rows)), rows.dtype)
+    def shapes(self) -> tuple[jax.ShapeDtypeStruct | None, PyTree]:
+        state, rest = self._state, self._state.rest
+        matrix = jax.ShapeDtypeStruct((self.num_words, state.num_columns), state.dtype)
         return matrix, None if rest is None else jax.eval_shape(lambda: rest.params)
 
     def check_lengths(self, lengths: ArrayLike) -> None:
-        """See :class:`MeshParameters`."""
         check_row_lengths(lengths, self._state.slots is None, self._state.rest)
 
     def set_model(self, model: Model, settings: StepSettings) -> None:
-        """See :class:`MeshParameters`; in O(V/P) if the prior of the rows changes."""
+        """Use other hyperparameters; in O(V/P) if the prior of the rows changes."""
         assert isinstance(model, RowSparseModel), "the engine chooses LazyRows for such a model"
-        rows = self._state.rows
-        columns, dtype = row_mesh.num_columns(rows), rows.dtype
+        dtype = self._state.dtype
         prior, rest_prior = model.row_prior()
         eta, total = prior_rows(prior, self.num_words, dtype)
-        before = self._settings
-        if before is not None and not np.array_equal(eta, before.eta):
+        if self._eta is not None and not np.array_equal(eta, self._eta):
             # The steps that a row has skipped were under the old prior.
-            self._state = row_mesh.flush(before.program, self._state, before.fixed)
-        program = RowProgram(
+            self._state = row_mesh.flush(self._program, self._state, self._fixed, self._workspace)
+        self._eta = eta
+        kernel = model.row_kernel(self._state.num_columns, dtype)
+        self._scale = kernel.scale
+        self._program = RowProgram(
             settings.exchange,
             self.num_words,
             len(eta) > 1,
             settings.warmup,
-            np.dtype(settings.slot_dtype or self._slot_dtype() or dtype),
+            np.dtype(settings.slot_dtype or self._state.slot_dtype or dtype),
             settings.is_adaptive,
             settings.key_type,
         )
-        fixed = RowHyperparameters(
-            model.row_kernel(columns, dtype),
-            (self._placement.rows(eta) if len(eta) > 1 else eta, total),
-            jax.tree.map(np.asarray, rest_prior),
+        self._fixed = Hyperparameters(
+            kernel,
+            ((self._placement.rows(eta) if len(eta) > 1 else eta, total), jax.tree.map(np.asarray, rest_prior)),
             _number(1),
             _number(1),
             settings.key,
         )
-        self._settings = _RowSettings(program, fixed, eta)
-
-    def _slot_dtype(self) -> np.dtype | None:
-        """Return the dtype of the values in the window; None while it holds none."""
-        stored = (*self._state.leaving, *(self._state.slots or ()))
-        return stored[0].values[0].dtype if stored else None
 
     def start(self, batch: PackedArrays, size: int, rho: float, length: float | None) -> StepOutput:
-        """See :class:`MeshParameters`."""
-        program, fixed, _ = self._known()
-        fixed = fixed._replace(scale=_number(fixed.kernel.scale(size)), batch_size=_number(size))
+        fixed = self._fixed._replace(scale=_number(self._scale(size)), batch_size=_number(size))
         numbers = _number(rho), None if length is None else _number(length)
-        self._state, self._statistics, output = row_mesh.start_step(program, self._state, batch, fixed, *numbers)
+        self._state, self._statistics, output = row_mesh.start_step(
+            self._program, self._state, batch, fixed, *numbers, self._workspace
+        )
         return output
 
-    def _known(self) -> "_RowSettings":
-        assert self._settings is not None, "set_model comes first"
-        return self._settings
-
     def finish(self, rho: float, length: float | None) -> None:
-        """See :class:`MeshParameters`."""
         assert self._statistics is not None, "start comes first"
         assert length is not None, "a moving window has a length"
-        self._state = row_mesh.finish_step(self._known().program, self._state, self._statistics, rho, length)
+        self._state = end_step(self._state, self._statistics, rho, length, self._program.warmup)
         self._statistics = None
 
     def fail(self) -> None:
-        """See :class:`MeshParameters`."""
-        program, fixed, _ = self._known()
-        self._state, self._statistics = row_mesh.restart(program, self._state, fixed), None
+        self._state, self._statistics = row_mesh.restart(self._program, self._state, self._fixed), None
 
     def parts(self) -> tuple[RowSparseState, ...]:
-        """See :class:`MeshParameters`."""
         return tuple(row_mesh.part_of(self._state, device) for _, device in self._placement.devices)
 
     def read(self) -> tuple[np.ndarray, PyTree]:
-        """See :class:`MeshParameters`; allocates λ, the rows of the devices of this process, and little more."""
+        """Return a copy of the parameters; allocates λ, the rows of the devices of this process, and little more."""
         size, devices = self._placement.mesh.size, self._placement.devices
         parts = zip(devices, self.parts(), strict=True)
         mine = np.stack([self._read_part(number, part) for (number, _), part in parts])
@@ -416,13 +388,10 @@ class LazyRows:
 
     def _read_part(self, number: int, part: RowSparseState) -> np.ndarray:
         """Return λ of the rows of a device, with padding."""
-        program, _, eta = self._known()
+        eta = self._eta
+        assert eta is not None, "set_model comes first"
         mine = _rows_of(eta, number, self._placement.mesh.size) if len(eta) > 1 else eta
-        return read_rows(part, RowPrior((mine,), eta), program.slot_dtype)
-
-
-def _initial_state(kind, params, step):
-    return svi.init(params, kind)._replace(step=step)
+        return read_rows(part, RowPrior((mine,), eta), self._program.slot_dtype)
 
 
 def _rows_of(matrix, device, num_devices):

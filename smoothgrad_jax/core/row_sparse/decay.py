@@ -12,7 +12,6 @@ All functions take NumPy and JAX arrays: the compiled loops call them for one ro
 """
 
 import itertools
-from typing import Any
 
 import numpy as np
 
@@ -53,7 +52,7 @@ def factors(clocks: Array, clock: Array) -> tuple[Array, Array, Array]:
     return xp.exp(log_P), lost, ((clock[2] - c) + (clock[3] - c_rest)) + lost * c
 
 
-def combine(factors: tuple[Any, Any, Any], lam: Array, eta: Numeric, total: Array) -> Array:
+def combine(factors: tuple[Numeric, Numeric, Numeric], lam: Array, eta: Numeric, total: Array) -> Array:
     """Return P λ + (1 − P) η + Q Σ; a window sum that rounding left below 0 counts as 0, as no value is negative."""
     P, lost, Q = factors
     return P * lam + lost * eta + Q * lam.__array_namespace__().maximum(total, 0)
@@ -63,6 +62,12 @@ def advance(rows: Array, clock: Array, eta: Numeric) -> Array:
     """Return λ [n, C] of rows at a clock."""
     lam, total, _, clocks = split_row(rows)
     return combine(factors(clocks, clock), lam, eta, total)
+
+
+def advance_rows(rows: Array, clock: Array, eta: Numeric) -> Array:
+    """Return rows with λ at a clock, and with this clock."""
+    lam = advance(rows, clock, eta)
+    return rows.at[:, : lam.shape[1]].set(lam).at[:, -CLOCK_SIZE:].set(clock)
 
 
 def change_sum(rows: Array, left: Numeric, entered: Numeric) -> tuple[Array, Array]:

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from smoothgrad_jax.core.model import Model
-from smoothgrad_jax.core.types import Array, Numeric, PRNGKey, PyTree
+from smoothgrad_jax.core.types import Array, ArrayLike, Numeric, PRNGKey, PyTree
 
 
 class KernelResult(NamedTuple):
@@ -136,18 +136,18 @@ class RowSparseModel(Model, Protocol):
     def join_rows(self, matrix: Array, rest: PyTree) -> PyTree:
         """Invert :meth:`split_rows`."""
 
-    def row_prior(self) -> tuple[Any, PyTree]:
+    def row_prior(self) -> tuple[ArrayLike, PyTree]:
         """Return the prior of the matrix, broadcastable to [V, C], and the prior of the dense leaves."""
 
     def row_kernel(self, num_columns: int, dtype: np.dtype) -> RowKernel:
         """Return the kernel for C columns of this dtype; for accelerators, if the model is told to use them."""
 
 
-RowLocalStep = Callable[[PyTree, Array, Array, PyTree, Any, PRNGKey | None], tuple[Array, PyTree, PyTree]]
+RowLocalStep = Callable[[PyTree, Array, Array, PyTree, PyTree, PRNGKey | None], tuple[Array, PyTree, PyTree]]
 
 
 @jax.tree_util.register_pytree_node_class
-class GatheredKernel:
+class GatheredKernel(RowKernel):
     """A kernel from one function on the gathered rows of a minibatch; runs in one thread.
 
     Args:
@@ -165,19 +165,15 @@ class GatheredKernel:
         self._model, self._function, self._num_columns, self._num_docs = model, function, num_columns, num_docs
 
     def width(self) -> int:
-        """Return C: a feature row is the row itself."""
         return self._num_columns
 
     def scale(self, batch_size: int) -> float:
-        """Return D/B."""
         return float(self._num_docs) / batch_size
 
     def normalisers(self, totals: Array) -> PyTree:
-        """Return nothing: the function gets the column sums."""
-        del totals
+        del totals  # the function gets them
 
     def features(self, rows: Array, normalisers: PyTree) -> Array:
-        """Return the rows."""
         del normalisers
         return rows
 
@@ -197,9 +193,9 @@ class GatheredKernel:
         total = sums.sum(0)
         return KernelResult(sums, jnp.where((total < 0).any(), -jnp.inf, total), rest_stats, info)
 
-    def tree_flatten(self) -> tuple[tuple[PyTree, Any], tuple[RowLocalStep, int]]:
+    def tree_flatten(self) -> tuple[tuple[PyTree, Numeric], tuple[RowLocalStep, int]]:
         return (self._model, self._num_docs), (self._function, self._num_columns)
 
     @classmethod
-    def tree_unflatten(cls, static: tuple[RowLocalStep, int], children: tuple[PyTree, Any]) -> "GatheredKernel":
+    def tree_unflatten(cls, static: tuple[RowLocalStep, int], children: tuple[PyTree, Numeric]) -> "GatheredKernel":
         return cls(children[0], static[0], static[1], children[1])

@@ -11,14 +11,13 @@ statistics travel, and defines P, R, U and T. In one step a device
 
 | letter | name           | shape         | meaning                                                              |
 |--------|----------------|---------------|----------------------------------------------------------------------|
-|        | ``rows``       | [P · R, 3C+4] | λ, Σ, δ and clocks of all rows, partitioned                          |
-|        | ``total``      | [1, 3C + 4]   | their column sums, on every device                                   |
+|        | ``partitions`` | [P · R, 3C+4] | λ, Σ, δ and clocks of all rows                                       |
 | M      |                |               | capacity for the rows that all devices need of one, at most R        |
 |        | ``words``      | [P, M]        | for each device the rows of a minibatch, increasing, then END        |
 
-The arrays of a state belong to all devices of the mesh. The part of one device is a
-:class:`smoothgrad_jax.core.row_sparse.state.RowSparseState` with one partition: :func:`part_of` and :func:`join_parts`
-convert. Checkpoints hold parts, so that any number of devices can continue.
+The state is a :class:`smoothgrad_jax.core.row_sparse.state.RowSparseState` with one partition, whose arrays belong to
+all devices of the mesh. The part of one device is such a state too: :func:`part_of` and :func:`join_parts` convert.
+Checkpoints hold parts, so that any number of devices can continue.
 
 The column sums obey the recursion of a row, so a step does not add up all rows. Clocks, and the choice of what leaves
 the window, are numbers that every process computes by itself, in float64.
@@ -45,13 +44,15 @@ from smoothgrad_jax.core.mesh_exchange import (
     sharding,
     step_key,
 )
+from smoothgrad_jax.core.mesh_step import Hyperparameters, shard_on
 from smoothgrad_jax.core.row_sparse import slots
-from smoothgrad_jax.core.row_sparse.decay import CLOCK_SIZE, advance, num_columns, split_clock
+from smoothgrad_jax.core.row_sparse.decay import advance_rows, num_columns, split_clock
 from smoothgrad_jax.core.row_sparse.program import (
     Clocks,
     Entering,
     Leaving,
     RowUpdate,
+    clocks_of,
     merge_and_update,
     remove_rows,
 )
@@ -60,69 +61,14 @@ from smoothgrad_jax.core.row_sparse.state import (
     EnteringStatistics,
     RowSparseState,
     WindowSlot,
+    Workspace,
+    append_columns,
+    first_state,
 )
-from smoothgrad_jax.core.row_sparse.step import expire, tick
 from smoothgrad_jax.core.types import Array, Numeric, PyTree, Warmup
 from smoothgrad_jax.core.window import Window
 
-
-class MeshSlot(NamedTuple):
-    """The statistics of one minibatch inside the window.
-
-    Attributes:
-      words: [P, M].
-      values: The stored rows [P · M, C], see :mod:`smoothgrad_jax.core.row_sparse.slots`.
-      total: [C], the sum over words.
-    """
-
-    words: Array
-    values: slots.Slot
-    total: Array
-
-
-class MeshStatistics(NamedTuple):
-    """The statistics of the last step, which enter the window sums with the next one.
-
-    Attributes:
-      words: [P, M].
-      sums: [P · M, C], unscaled.
-      total: [C], the sum over words, unscaled.
-      scale: D/B.
-    """
-
-    words: Array
-    sums: Array
-    total: Array
-    scale: np.ndarray
-
-
-class MeshRows(NamedTuple):
-    """The state of a run. A step donates the rows and the dense leaves of its input state.
-
-    Attributes:
-      rows: λ, Σ, δ and clocks [P · R, 3C + 4].
-      total: Their column sums [1, 3C + 4].
-      previous_clock, clock: (A, C) of the last step and of the next one, float64 [2].
-      step: Number of steps taken.
-      num_values: Number of values in the window, those of ``entering`` included.
-      slots: The values in the window that will leave, oldest first; None if L = ∞.
-      leaving: Slots that left the window at the last step and are still in the row sums.
-      entering: The statistics of the last step, not yet in the row sums.
-      rest: SVI state of the dense leaves; None if the model has none.
-      memory: Memory for the slot of the next step, if a slot that left has some. Its content has no meaning.
-    """
-
-    rows: Array
-    total: Array
-    previous_clock: np.ndarray
-    clock: np.ndarray
-    step: np.ndarray
-    num_values: np.ndarray
-    slots: tuple[MeshSlot, ...] | None
-    leaving: tuple[MeshSlot, ...]
-    entering: MeshStatistics | None
-    rest: PyTree
-    memory: slots.Slot | None = None
+_LOCAL = -2  # in the place of an axis: NumPy arrays, which are the same in every process
 
 
 class RowProgram(NamedTuple):
@@ -152,26 +98,6 @@ class RowProgram(NamedTuple):
         return self.exchange.mesh
 
 
-class RowHyperparameters(NamedTuple):
-    """What stays the same from step to step.
-
-    Attributes:
-      kernel: Of the model.
-      eta: η of the rows, [P · R or 1, C or 1], and Σ_w η_w [1, C or 1].
-      rest_prior: Prior of the dense leaves.
-      scale: D/B.
-      batch_size: B.
-      key: Data of the random key of the run, or None.
-    """
-
-    kernel: Any
-    eta: tuple[Array, Array]
-    rest_prior: PyTree
-    scale: Numeric
-    batch_size: Numeric
-    key: Any
-
-
 class _Change(NamedTuple):
     """What changes rows before a minibatch reads them: statistics that leave the window, and that enter it.
 
@@ -181,8 +107,8 @@ class _Change(NamedTuple):
       clocks: When they left and entered, and the clock of the minibatch.
     """
 
-    leaving: MeshSlot
-    entering: MeshStatistics
+    leaving: WindowSlot
+    entering: EnteringStatistics
     left: Array
     clocks: Clocks
 
@@ -196,7 +122,7 @@ class _Changed(NamedTuple):
     entered: Array
 
 
-class _WholeRows(NamedTuple):
+class _RowsAsFeatures(NamedTuple):
     """Features that are the rows themselves: the device that fits the documents computes those of the model."""
 
     def normalisers(self, totals):
@@ -208,7 +134,7 @@ class _WholeRows(NamedTuple):
         return rows
 
 
-def init_mesh_rows(matrix: Array, total: Array, *, infinite: bool, rest: PyTree, mesh: Mesh) -> MeshRows:
+def init_mesh_rows(matrix: Array, total: Array, *, infinite: bool, rest: PyTree, mesh: Mesh) -> RowSparseState:
     """Return the state before the first step.
 
     Args:
@@ -218,93 +144,72 @@ def init_mesh_rows(matrix: Array, total: Array, *, infinite: bool, rest: PyTree,
       rest: SVI state of the dense leaves.
       mesh: The devices.
     """
-    rows, sums = _appended(mesh)(matrix, total)
-    return MeshRows(
-        rows=rows,
-        total=sums,
-        previous_clock=np.zeros(2),
-        clock=np.zeros(2),
-        step=np.zeros((), np.int64),
-        num_values=np.zeros((), np.int64),
-        slots=None if infinite else (),
-        leaving=(),
-        entering=None,
-        rest=rest,
-    )
+    rows, sums = _appended(mesh)((matrix, total))
+    return first_state((rows,), (sums,), infinite=infinite, rest=rest)
 
 
 def start_step(
     program: RowProgram,
-    state: MeshRows,
+    state: RowSparseState,
     batch: PackedArrays,
-    fixed: RowHyperparameters,
+    fixed: Hyperparameters,
     rho: Numeric,
     length: Numeric,
-) -> tuple[MeshRows, MeshStatistics, StepOutput]:
+    workspace: Workspace,
+) -> tuple[RowSparseState, EnteringStatistics, StepOutput]:
     """Start a step: change the rows by what left and entered the window with the last step, and fit the minibatch.
 
     Args:
       program: Of the run.
       state: The state; its arrays are donated.
       batch: A :class:`smoothgrad_jax.core.mesh_exchange.MeshPart` per device.
-      fixed: Hyperparameters.
+      fixed: Hyperparameters; η of the matrix is a pair: η of the rows [P · R or 1, C or 1], and Σ_w η_w [1, C or 1].
       rho: ρ, for the dense leaves.
       length: L, for the dense leaves; an adaptive window has it in the notices.
+      workspace: Scratch memory of the run.
 
     Returns:
-      The state for :func:`finish_step`, or for :func:`restart` if the step fails; the statistics of the minibatch; and
-      what all devices learned. All of them may be in progress.
+      The state for :func:`smoothgrad_jax.core.row_sparse.step.end_step`, or for :func:`restart` if the step fails; the
+      statistics of the minibatch; and what all devices learned. All of them may be in progress.
     """
-    capacity = _capacity(batch.shapes().words.shape, state.rows.shape[0])
-    state, memory, change = _prepare(program, state, fixed, capacity)
+    capacity = _capacity(batch.shapes().words.shape, state.num_words)
+    state, memory, change = _prepare(program, state, fixed, capacity, workspace)
     numbers = (np.asarray(state.step, np.uint32), rho, length)
     changed, rest, (words, sums, total), output = compiled_step(program, capacity)(
-        state.rows, memory, state.total, state.rest, change, batch, fixed, numbers
+        state.partitions[0], memory, state.totals[0], state.rest, change, batch, fixed, numbers
     )
-    entering = MeshStatistics(words, sums, total, np.asarray(fixed.scale))
-    return _store(state, changed, memory)._replace(rest=rest), entering, output
+    entering = EnteringStatistics(words, (sums,), np.asarray(fixed.scale, np.float64), (total,))
+    return _store(state, changed, workspace)._replace(rest=rest), entering, output
 
 
-def finish_step(program: RowProgram, state: MeshRows, entering: MeshStatistics, rho: float, length: float) -> MeshRows:
-    """Return the state after a step, from the results of :func:`start_step`; computes nothing on the devices."""
-    held, leaving = expire(state.slots, state.num_values, length)
-    num_values = int(state.num_values) + 1 - len(leaving)
-    divisor = length if program.warmup == "zeros" and state.slots is not None else num_values
-    return state._replace(
-        previous_clock=state.clock,
-        clock=tick(state.clock, rho, divisor),
-        step=np.asarray(state.step + 1),
-        num_values=np.asarray(num_values),
-        slots=held,
-        leaving=leaving,
-        entering=entering,
-    )
-
-
-def flush(program: RowProgram, state: MeshRows, fixed: RowHyperparameters) -> MeshRows:
+def flush(program: RowProgram, state: RowSparseState, fixed: Hyperparameters, workspace: Workspace) -> RowSparseState:
     """Apply the statistics that are about to enter or leave, and advance every row to the clock, in O(V/P).
 
     Afterwards another prior may hold. The arrays of the state are donated.
     """
     if state.entering is not None:  # otherwise nothing leaves either
         capacity = state.entering.words.shape[1]
-        state, memory, change = _prepare(program, state, fixed, capacity)
-        changed = _compiled_change(program, capacity)(state.rows, memory, state.total, change, fixed.eta)
-        state = _store(state, changed, memory)
-    clock = split_clock(state.clock, state.rows.dtype)
-    rows, total = _compiled_advance(program)(state.rows, state.total, clock, fixed.eta)
-    return state._replace(rows=rows, total=total)
+        state, memory, change = _prepare(program, state, fixed, capacity, workspace)
+        eta, _ = fixed.prior
+        changed = _compiled_change(program, capacity)(state.partitions[0], memory, state.totals[0], change, eta)
+        state = _store(state, changed, workspace)
+    return _advance_all(program, state, fixed)
 
 
-def restart(program: RowProgram, state: MeshRows, fixed: RowHyperparameters) -> MeshRows:
+def restart(program: RowProgram, state: RowSparseState, fixed: Hyperparameters) -> RowSparseState:
     """Return the state before a step that failed, with an empty window; from the first result of :func:`start_step`."""
-    columns, clock = num_columns(state.rows), split_clock(state.clock, state.rows.dtype)
-    rows, total = _compiled_advance(program)(state.rows, state.total, clock, fixed.eta)
-    rest = None if state.rest is None else begin_rest(state.rest.params, state.rest.window.kind, program.mesh)
-    fresh = init_mesh_rows(
-        rows[:, :columns], total[:, :columns], infinite=state.slots is None, rest=rest, mesh=program.mesh
-    )
+    columns, rest = state.num_columns, state.rest
+    rest = None if rest is None else begin_rest(rest.params, rest.window.kind, program.mesh)
+    state = _advance_all(program, state, fixed)
+    rows, total = state.partitions[0][:, :columns], state.totals[0][:, :columns]
+    fresh = init_mesh_rows(rows, total, infinite=state.slots is None, rest=rest, mesh=program.mesh)
     return fresh._replace(step=state.step)
+
+
+def _advance_all(program, state, fixed):
+    clock = split_clock(state.clock, state.dtype)
+    rows, total = _compiled_advance(program)(state.partitions[0], state.totals[0], clock, fixed.prior[0])
+    return state._replace(partitions=(rows,), totals=(total,))
 
 
 def begin_rest(params: PyTree, kind: Window, mesh: Mesh) -> PyTree:
@@ -312,36 +217,22 @@ def begin_rest(params: PyTree, kind: Window, mesh: Mesh) -> PyTree:
     return jax.jit(lambda params: svi.init(params, kind), out_shardings=sharding(mesh))(params)
 
 
-def part_of(state: MeshRows, device: jax.Device) -> RowSparseState:
-    """Return the part of one device of this process, without a copy."""
+def part_of(state: RowSparseState, device: jax.Device) -> RowSparseState:
+    """Return the part of one device of this process; copies only lists of words."""
 
-    def local(leaf: Any) -> Any:
-        return next(shard.data for shard in leaf.addressable_shards if shard.device == device)
+    def readable(slot: WindowSlot) -> WindowSlot:
+        return slot._replace(words=np.asarray(slot.words))
 
-    def slot(each: MeshSlot) -> WindowSlot:
-        return WindowSlot(np.asarray(local(each.words)), (tuple(map(local, each.values)),), local(each.total))
-
-    entering = None
-    if state.entering is not None:
-        words, sums, total, scale = state.entering
-        entering = EnteringStatistics(
-            np.asarray(local(words)), (local(sums),), np.asarray(scale, np.float64), (local(total),)
-        )
-    return RowSparseState(
-        partitions=(local(state.rows),),
-        totals=(local(state.total),),
-        previous_clock=state.previous_clock,
-        clock=state.clock,
-        step=state.step,
-        num_values=state.num_values,
-        slots=None if state.slots is None else tuple(map(slot, state.slots)),
-        leaving=tuple(map(slot, state.leaving)),
-        entering=entering,
-        rest=jax.tree.map(local, state.rest),
+    part = jax.tree.map(lambda leaf: leaf if isinstance(leaf, np.ndarray) else shard_on(leaf, device), state)
+    entering = part.entering
+    return part._replace(
+        slots=None if part.slots is None else tuple(map(readable, part.slots)),
+        leaving=tuple(map(readable, part.leaving)),
+        entering=None if entering is None else entering._replace(words=np.asarray(entering.words)),
     )
 
 
-def join_parts(parts: Sequence[RowSparseState], join: Callable[[int, list[Any]], Array]) -> MeshRows:
+def join_parts(parts: Sequence[RowSparseState], join: Callable[[int, Sequence[Array]], Array]) -> RowSparseState:
     """Return the state whose parts on the devices of this process are given; the inverse of :func:`part_of`.
 
     Args:
@@ -349,39 +240,23 @@ def join_parts(parts: Sequence[RowSparseState], join: Callable[[int, list[Any]],
       join: ``join(axis, arrays)`` makes an array of all devices, partitioned along an axis or REPLICATED, from one
         array per device of this process.
     """
-    first = parts[0]
+    first, slot = parts[0], WindowSlot._make((0, 0, REPLICATED))
+    axes = {
+        "partitions": 0,
+        "totals": REPLICATED,
+        "slots": None if first.slots is None else (slot,) * len(first.slots),
+        "leaving": (slot,) * len(first.leaving),
+        "entering": None if first.entering is None else EnteringStatistics._make((0, 0, _LOCAL, REPLICATED)),
+        "rest": REPLICATED,
+    }
 
-    def slots_of(name: str) -> tuple[MeshSlot, ...]:
-        return tuple(
-            MeshSlot(
-                join(0, [slot.words for slot in same]),
-                tuple(join(0, list(each)) for each in zip(*(slot.values[0] for slot in same), strict=True)),
-                join(REPLICATED, [slot.total for slot in same]),
-            )
-            for same in zip(*(getattr(part, name) for part in parts), strict=True)
-        )
+    def join_trees(axis: int, *trees: PyTree) -> PyTree:
+        if axis == _LOCAL:
+            return trees[0]
+        return jax.tree.map(lambda *leaves: join(axis, leaves), *trees)
 
-    entering = None
-    if first.entering is not None:
-        present = [part.entering for part in parts if part.entering is not None]
-        entering = MeshStatistics(
-            join(0, [each.words for each in present]),
-            join(0, [each.sums[0] for each in present]),
-            join(REPLICATED, [each.totals[0] for each in present]),
-            np.asarray(first.entering.scale, parts[0].dtype),
-        )
-    return MeshRows(
-        rows=join(0, [part.partitions[0] for part in parts]),
-        total=join(REPLICATED, [part.totals[0] for part in parts]),
-        previous_clock=np.asarray(first.previous_clock),
-        clock=np.asarray(first.clock),
-        step=np.asarray(first.step),
-        num_values=np.asarray(first.num_values),
-        slots=None if first.slots is None else slots_of("slots"),
-        leaving=slots_of("leaving"),
-        entering=entering,
-        rest=jax.tree.map(lambda *leaves: join(REPLICATED, list(leaves)), *(part.rest for part in parts)),
-    )
+    joined = {name: jax.tree.map(join_trees, axis, *(getattr(p, name) for p in parts)) for name, axis in axes.items()}
+    return first._replace(**joined)
 
 
 def _capacity(shape, num_rows):
@@ -390,31 +265,30 @@ def _capacity(shape, num_rows):
     return -(-(min(num_devices * capacity, num_rows // num_devices) + 1) // 16) * 16
 
 
-def _prepare(program, state, fixed, capacity):
+def _prepare(program, state, fixed, capacity, workspace):
     """Remove all slots that leave but the last; return the state, memory for a slot, and the change of the rows."""
-    mesh, columns, dtype = program.mesh, num_columns(state.rows), state.rows.dtype
+    mesh, columns, dtype, clocks = program.mesh, state.num_columns, state.dtype, clocks_of(state)
     entering = state.entering or _no_statistics(mesh, capacity, columns, dtype)
-    clock = split_clock(state.clock, dtype)
-    clocks = Clocks(split_clock(state.previous_clock, dtype) if state.entering else clock, clock)
-    rows, leaving = state.rows, state.leaving or (_no_slot(program, capacity, columns, dtype),)
+    rows, leaving = state.partitions[0], state.leaving or (_no_slot(program, capacity, columns, dtype),)
     for slot in leaving[:-1]:
         remove = _compiled_removal(program)
-        rows = remove(rows, state.total, slot.values, slot.words, clocks.previous, fixed.eta[0])
+        rows = remove(rows, state.totals[0], slot.values[0], slot.words, clocks.previous, fixed.prior[0][0])
     left = sum((slot.total for slot in leaving[1:]), leaving[0].total)
-    memory, shape = state.memory, (mesh.size * entering.words.shape[1], columns)
-    if memory is None or memory[0].shape != shape:
-        memory = _empty_values(program, *shape)
-    return state._replace(rows=rows), memory, _Change(leaving[-1], entering, left, clocks)
+    shape = (mesh.size * entering.words.shape[1], columns)
+    if not workspace.slots or workspace.slots[0][0].shape != shape:
+        workspace.slots = (_empty_values(program, *shape),)
+    change = _Change(leaving[-1], entering._replace(scale=entering.scale.astype(dtype)), left, clocks)
+    return state._replace(partitions=(rows,)), workspace.slots[0], change
 
 
-def _store(state, changed, memory):
+def _store(state, changed, workspace):
     """Return the state after a change: the slot is in the window, and memory of what left is free."""
     rows, total, values, entered = changed
-    held, free = state.slots, values
+    held, workspace.slots = state.slots, (values,)
     if state.entering is not None and held is not None:
-        held = (*held, MeshSlot(state.entering.words, values, entered))
-        free = state.leaving[-1].values if state.leaving else None
-    return state._replace(rows=rows, total=total, slots=held, leaving=(), entering=None, memory=free)
+        held = (*held, WindowSlot(state.entering.words, (values,), entered))
+        workspace.slots = state.leaving[-1].values if state.leaving else ()
+    return state._replace(partitions=(rows,), totals=(total,), slots=held, leaving=(), entering=None)
 
 
 def _filled(mesh, shape, value, dtype):
@@ -430,13 +304,14 @@ def _everywhere(mesh, array):
 def _no_statistics(mesh, capacity, columns, dtype):
     words = _filled(mesh, (mesh.size, capacity), END, np.int32)
     sums = _filled(mesh, (mesh.size * capacity, columns), 0, dtype)
-    return MeshStatistics(words, sums, _everywhere(mesh, np.zeros(columns, dtype)), np.zeros((), dtype))
+    return EnteringStatistics(words, (sums,), np.zeros(()), (_everywhere(mesh, np.zeros(columns, dtype)),))
 
 
 def _no_slot(program, capacity, columns, dtype):
     mesh = program.mesh
     words = _filled(mesh, (mesh.size, 1), END, np.int32)
-    return MeshSlot(words, _empty_values(program, mesh.size, columns), _everywhere(mesh, np.zeros(columns, dtype)))
+    values, total = _empty_values(program, mesh.size, columns), _everywhere(mesh, np.zeros(columns, dtype))
+    return WindowSlot(words, (values,), total)
 
 
 def _empty_values(program, num_rows, columns):
@@ -448,31 +323,25 @@ def _empty_values(program, num_rows, columns):
 
 @lru_cache(maxsize=8)
 def _appended(mesh):
-    """Return a function that appends an empty window sum and a clock of zeros to λ and to its column sums."""
-
-    def append(matrix, total):
-        return tuple(jnp.pad(each, [(0, 0), (0, 2 * each.shape[1] + CLOCK_SIZE)]) for each in (matrix, total))
-
-    return jax.jit(append, out_shardings=(sharding(mesh, 0), sharding(mesh)))
+    """Return :func:`append_columns` for λ and its column sums."""
+    return jax.jit(partial(jax.tree.map, append_columns), out_shardings=(sharding(mesh, 0), sharding(mesh)))
 
 
 class _Specs(NamedTuple):
     """The partitioned axes of the arguments of a program."""
 
-    device: Any
-    everywhere: Any
-    change: Any
-    eta: Any
+    device: PartitionSpec
+    everywhere: PartitionSpec
+    change: _Change
+    eta: tuple[PartitionSpec, PartitionSpec]
 
 
 def _specs(program: RowProgram) -> _Specs:
-    device: Any
-    everywhere: Any
     device, everywhere = PartitionSpec(program.exchange.name), PartitionSpec()
-    leaving = MeshSlot(device, device, everywhere)
-    entering = MeshStatistics(device, device, everywhere, everywhere)
-    eta = device if program.has_row_prior else everywhere
-    return _Specs(device, everywhere, _Change(leaving, entering, everywhere, everywhere), (eta, everywhere))
+    leaving = WindowSlot._make((device, device, everywhere))
+    entering = EnteringStatistics._make((device, device, everywhere, everywhere))
+    change = _Change._make((leaving, entering, everywhere, everywhere))
+    return _Specs(device, everywhere, change, (device if program.has_row_prior else everywhere, everywhere))
 
 
 def _compile(program, function, in_specs, out_specs, donated):
@@ -492,8 +361,8 @@ def _compile(program, function, in_specs, out_specs, donated):
 def compiled_step(program: RowProgram, capacity: int) -> Callable[..., Any]:
     """Return the compiled program of a step for M rows per device."""
     device, everywhere, change, eta = _specs(program)
-    fixed = RowHyperparameters(everywhere, eta, *[everywhere] * 4)
-    changed = _Changed(device, everywhere, device, everywhere)
+    fixed = Hyperparameters._make((everywhere, (eta, everywhere), *[everywhere] * 3))
+    changed = _Changed._make((device, everywhere, device, everywhere))
     return _compile(
         program,
         partial(_step, program, capacity),
@@ -511,7 +380,7 @@ def _compiled_change(program, capacity):
         used = jnp.full(capacity, END, jnp.int32)
         return _change_rows(rows, memory, total, change, used, eta)[0]
 
-    out = _Changed(device, everywhere, device, everywhere)
+    out = _Changed._make((device, everywhere, device, everywhere))
     return _compile(program, function, (device, device, everywhere, change, eta), out, (0, 1))
 
 
@@ -529,10 +398,6 @@ def _compiled_removal(program):
 def _compiled_advance(program):
     device, everywhere, _, eta = _specs(program)
 
-    def advance_rows(rows, clock, eta):
-        lam = advance(rows, clock, eta)
-        return rows.at[:, : lam.shape[1]].set(lam).at[:, -CLOCK_SIZE:].set(clock)
-
     def function(rows, total, clock, eta):
         return advance_rows(rows, clock, eta[0]), advance_rows(total, clock, eta[1])
 
@@ -545,7 +410,7 @@ def _step(program, capacity, rows, memory, total, rest, change, batch, fixed, nu
     words, documents, size, notices = batch.part()
     wanted, notices = exchange.words(words, notices)
     used, position = _merge_lists(wanted, rows.shape[0], capacity)
-    changed, features = _change_rows(rows, memory, total, change, used, fixed.eta)
+    changed, features = _change_rows(rows, memory, total, change, used, fixed.prior[0])
     shape = (*wanted.shape, features.shape[1])
     blocks = _gather(jnp.zeros((wanted.size, shape[-1]), rows.dtype), features, position, wanted.ravel())
     found, _ = exchange.rows(blocks.reshape(shape), jnp.zeros(shape[-1], rows.dtype))
@@ -559,7 +424,7 @@ def _step(program, capacity, rows, memory, total, rest, change, batch, fixed, nu
     if program.is_adaptive:
         length = notices[-1].astype(rho.dtype)
     sketch = lax.psum(_sketch(program, used, sums, fixed.scale), exchange.name) if program.is_adaptive else None
-    rest = _step_rest(program, rest, result.rest, fixed.rest_prior, rho, length, failure > 0)
+    rest = _step_rest(program, rest, result.rest, fixed.prior[1], rho, length, failure > 0)
     return changed, rest, (used[None], sums, totals.sum(0)), StepOutput(failure, notices, sketch)
 
 
@@ -570,9 +435,9 @@ def _change_rows(rows, memory, total, change, used, eta):
     # The features of padding are read, but do not count.
     features = jnp.ones((len(used), columns), rows.dtype)
     start = RowUpdate(rows, memory, features, total, jnp.zeros(columns, rows.dtype), jnp.zeros((), rows.dtype))
-    leaves = Leaving(leaving.words[0], leaving.values, left)
-    enters = Entering(entering.words[0], (entering.sums,), jnp.int32(0), entering.scale, (entering.total,))
-    done = merge_and_update(start, _WholeRows(), leaves, enters, used, clocks, eta)
+    leaves = Leaving(leaving.words[0], leaving.values[0], left)
+    enters = Entering(entering.words[0], entering.sums, jnp.int32(0), entering.scale, entering.totals)
+    done = merge_and_update(start, _RowsAsFeatures(), leaves, enters, used, clocks, eta)
     return _Changed(done.partition, done.total, done.slot, done.entered), done.features
 
 
@@ -588,10 +453,8 @@ def _sketch(program, used, sums, scale):
     """Return the sketch of the statistics of one device; the sum over the devices is that of all rows."""
     device = lax.axis_index(program.exchange.name)
     words = jnp.where(used < END, used * program.mesh.size + device, 0)
-    bucket = adaptive.bucket_of(words.astype(jnp.uint32), program.num_words)
-    empty = jnp.zeros((2 * adaptive.num_buckets(program.num_words), sums.shape[1]), sums.dtype)
     # Sums of padding are 0.
-    return adaptive.sum_buckets(empty, scale.astype(sums.dtype) * sums, bucket).ravel()
+    return adaptive.sketch_rows(scale.astype(sums.dtype) * sums, words.astype(jnp.uint32), program.num_words)
 
 
 def _merge_lists(wanted, num_rows, capacity):

@@ -19,17 +19,17 @@ from smoothgrad_jax.core._xla import SINGLE_THREAD_OPTIONS
 from smoothgrad_jax.core.compensated import add
 from smoothgrad_jax.core.fused_loops import fused, row, set_row
 from smoothgrad_jax.core.row_sparse.decay import (
-    CLOCK_SIZE,
     advance,
     change_sum,
     combine,
     factors,
     num_columns,
+    split_clock,
     split_row,
 )
 from smoothgrad_jax.core.row_sparse.kernel import RowFeatures
 from smoothgrad_jax.core.row_sparse.slots import Slot, decode_row, encode
-from smoothgrad_jax.core.row_sparse.state import END
+from smoothgrad_jax.core.row_sparse.state import END, RowSparseState
 from smoothgrad_jax.core.types import Array
 
 _CACHE_LINE = 16  # a read of every 16th number of a row loads all of it into the cache: 64 bytes of float32
@@ -68,6 +68,12 @@ class Clocks(NamedTuple):
 
     previous: Array
     current: Array
+
+
+def clocks_of(state: RowSparseState) -> Clocks:
+    """Return the clocks for the next update of the rows."""
+    clock = split_clock(state.clock, state.dtype)
+    return Clocks(split_clock(state.previous_clock, state.dtype) if state.entering else clock, clock)
 
 
 class RowUpdate(NamedTuple):
@@ -245,13 +251,6 @@ def remove_rows(partition: Array, total: Array, slot: Slot, words: Array, clock:
         return i + 1, _write_row(partition, w, lax.optimization_barrier(new))
 
     return lax.while_loop(lambda carry: is_finite & (words[carry[0]] < END), remove, (jnp.int32(0), partition))[1]
-
-
-@partial(jax.jit, donate_argnames="partition")
-def advance_all(partition: Array, clock: Array, eta: Array) -> Array:
-    """Advance every row to a clock, in O(V)."""
-    lam = advance(partition, clock, eta)
-    return partition.at[:, : lam.shape[1]].set(lam).at[:, -CLOCK_SIZE:].set(clock)
 
 
 def _write_row(partition, w, parts):

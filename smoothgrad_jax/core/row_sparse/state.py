@@ -6,7 +6,7 @@ Word w is row w // S of partition w % S. Each of the S threads owns one partitio
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ class PartitionedBatch(NamedTuple):
     """
 
     words: np.ndarray
-    batch: Any
+    batch: PyTree
     bounds: np.ndarray
     buckets: np.ndarray | None = None
 
@@ -193,33 +193,26 @@ class RowPrior(NamedTuple):
 
 
 class Workspace:
-    """Scratch memory of a run: arrays that a step overwrites and whose content has no meaning between steps."""
+    """Scratch memory of a run: arrays that a step overwrites and whose content has no meaning between steps.
+
+    Attributes:
+      slots: For each partition, memory for a window slot; empty before the first step.
+      features: For each partition, memory for features.
+      prefetched: Results of reads ahead. A result keeps XLA from removing the reads.
+    """
 
     def __init__(self) -> None:
-        self._slots: tuple[slots.Slot, ...] = ()
-        self._features: tuple[Array, ...] = ()
-        self.prefetched: tuple[Array, ...] = ()  # results of reads ahead; a result keeps XLA from removing the reads
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no step has used this workspace yet."""
-        return not self._slots
+        self.slots: tuple[slots.Slot, ...] = ()
+        self.features: tuple[Array, ...] = ()
+        self.prefetched: tuple[Array, ...] = ()
 
     def reserve(self, num_entering: int, num_used: int, state: RowSparseState, width: int, dtype: DTypeLike) -> None:
         """Allocate memory for this many rows that enter and are used per partition, unless it is there."""
-        if self._slots and len(self._slots[0][0]) == num_entering and self._features[0].shape == (num_used, width):
+        if self.slots and len(self.slots[0][0]) == num_entering and self.features[0].shape == (num_used, width):
             return
         num_partitions = len(state.partitions)
-        self._slots = tuple(slots.empty(num_entering, state.num_columns, dtype) for _ in range(num_partitions))
-        self._features = tuple(slots.zeros((num_used, width), state.dtype) for _ in range(num_partitions))
-
-    def buffers(self, partition: int) -> tuple[slots.Slot, Array]:
-        """Return the memory for a window slot and for features of one partition."""
-        return self._slots[partition], self._features[partition]
-
-    def recycle(self, values: tuple[slots.Slot, ...], features: tuple[Array, ...]) -> None:
-        """Keep arrays that the run does not need any more."""
-        self._slots, self._features = values, features
+        self.slots = tuple(slots.empty(num_entering, state.num_columns, dtype) for _ in range(num_partitions))
+        self.features = tuple(slots.zeros((num_used, width), state.dtype) for _ in range(num_partitions))
 
 
 def init_rows(
@@ -243,11 +236,25 @@ def init_rows(
     total = lam.sum(0, dtype=np.float64, keepdims=True).astype(lam.dtype)
     rule = None
     if window is not None:
-        _, num_buckets = adaptive.hash_buckets(len(lam))
-        rule = adaptive.init_delayed(window, jax.ShapeDtypeStruct((num_buckets * lam.shape[1],), lam.dtype))
+        size = adaptive.num_buckets(len(lam)) * lam.shape[1]
+        rule = adaptive.init_delayed(window, jax.ShapeDtypeStruct((size,), lam.dtype))
+    partitions = tuple(append_columns(lam[s::num_partitions]) for s in range(num_partitions))
+    totals = tuple(append_columns(total) for _ in range(num_partitions))
+    return first_state(partitions, totals, infinite=infinite, rule=rule, rest=rest)
+
+
+def first_state(
+    partitions: tuple[Array, ...],
+    totals: tuple[Array, ...],
+    *,
+    infinite: bool,
+    rule: adaptive.DelayedRule | None = None,
+    rest: PyTree = None,
+) -> RowSparseState:
+    """Return the state before the first step, from its arrays; see :class:`RowSparseState` and :func:`init_rows`."""
     return RowSparseState(
-        partitions=tuple(_append_columns(lam[s::num_partitions]) for s in range(num_partitions)),
-        totals=tuple(_append_columns(total) for _ in range(num_partitions)),
+        partitions=partitions,
+        totals=totals,
         previous_clock=np.zeros(2),
         clock=np.zeros(2),
         step=np.zeros((), np.int64),
@@ -261,35 +268,34 @@ def init_rows(
 
 
 @jax.jit
-def _append_columns(lam):
-    """Append an empty window sum and a clock of zeros."""
+def append_columns(lam: Array) -> Array:
+    """Append an empty window sum and a clock of zeros to λ, or to its column sums."""
     return jnp.pad(lam, [(0, 0), (0, 2 * lam.shape[1] + CLOCK_SIZE)])
 
 
-def repartition(state: RowSparseState, num_partitions: int) -> RowSparseState:
-    """Return the state for another number of partitions, in O(V + L · rows per minibatch)."""
-    return _select(state, num_partitions, range(num_partitions))
+def repartition(state: RowSparseState, num_partitions: int, chosen: Sequence[int] | None = None) -> RowSparseState:
+    """Return the state for another number of partitions, in O(V + L · rows per minibatch).
 
-
-def partition_of(state: RowSparseState, s: int, num_partitions: int) -> RowSparseState:
-    """Return partition s of a state that is divided into another number of partitions, as a state with one partition.
-
-    Allocates one partition, and the words of the window.
+    Args:
+      state: The state.
+      num_partitions: Partitions into which the words are divided.
+      chosen: Partitions of the result; by default all.
     """
-    if num_partitions != len(state.partitions):
-        return _select(state, num_partitions, [s])
-    part = state._replace(
-        partitions=state.partitions[s : s + 1],
-        totals=state.totals[s : s + 1],
-        leaving=tuple(_slot_of(slot, s) for slot in state.leaving),
-        slots=None if state.slots is None else tuple(_slot_of(slot, s) for slot in state.slots),
-    )
-    if state.entering is None:
-        return part
-    words, sums, scale, totals = state.entering
-    rows = slice(s * words.shape[1], (s + 1) * words.shape[1])
-    return part._replace(
-        entering=EnteringStatistics(words[s : s + 1], (_sum([each[rows] for each in sums]),), scale, (_sum(totals),))
+    chosen = range(num_partitions) if chosen is None else chosen
+    stored = [*state.leaving, *(state.slots or ())]
+    lists = [slot.words for slot in stored] + ([state.entering.words] if state.entering else [])
+    new = [_repartition_words(words, num_partitions) for words in lists]
+    # One shape for all lists, so that one program serves them.
+    capacity = max((words.shape[1] for words, _ in new), default=0)
+    moves = [(_pad_words(words, capacity)[chosen], [source[s] for s in chosen]) for words, source in new]
+    moved = [_repartition_slot(slot, *move) for slot, move in zip(stored, moves[: len(stored)], strict=True)]
+    num_leaving = len(state.leaving)
+    return state._replace(
+        partitions=tuple(jnp.array(_rows_of_words(state, s, num_partitions)) for s in chosen),
+        totals=tuple(jnp.array(state.totals[0]) for _ in chosen),
+        leaving=tuple(moved[:num_leaving]),
+        slots=None if state.slots is None else tuple(moved[num_leaving:]),
+        entering=None if state.entering is None else _repartition_entering(state.entering, *moves[-1]),
     )
 
 
@@ -329,33 +335,6 @@ def join_partitions(parts: Sequence[RowSparseState], num_words: int) -> RowSpars
         leaving=join(lambda part: part.leaving),
         slots=None if first.slots is None else join(lambda part: part.slots or ()),
         entering=entering,
-    )
-
-
-def _slot_of(slot, s):
-    return WindowSlot(slot.words[s : s + 1], slot.values[s : s + 1], slot.total)
-
-
-def _sum(arrays):
-    return jnp.array(np.sum([np.asarray(each) for each in arrays], axis=0))
-
-
-def _select(state, num_partitions, chosen):
-    """Return a state of some of the partitions into which the words are divided."""
-    stored = [*state.leaving, *(state.slots or ())]
-    lists = [slot.words for slot in stored] + ([state.entering.words] if state.entering else [])
-    new = [_repartition_words(words, num_partitions) for words in lists]
-    # One shape for all lists, so that one program serves them.
-    capacity = max((words.shape[1] for words, _ in new), default=0)
-    moves = [(_pad_words(words, capacity)[chosen], [source[s] for s in chosen]) for words, source in new]
-    moved = [_repartition_slot(slot, *move) for slot, move in zip(stored, moves[: len(stored)], strict=True)]
-    num_leaving = len(state.leaving)
-    return state._replace(
-        partitions=tuple(jnp.array(_rows_of_words(state, s, num_partitions)) for s in chosen),
-        totals=tuple(jnp.array(state.totals[0]) for _ in chosen),
-        leaving=tuple(moved[:num_leaving]),
-        slots=None if state.slots is None else tuple(moved[num_leaving:]),
-        entering=None if state.entering is None else _repartition_entering(state.entering, *moves[-1]),
     )
 
 
@@ -444,7 +423,7 @@ def partition_batch(
     Args:
       batch: The minibatch.
       num_partitions: S.
-      buckets: Hash bucket of every word [V], from :func:`smoothgrad_jax.adaptive.hash_buckets`, for an adaptive window.
+      buckets: Hash bucket of every word [V], from :func:`smoothgrad_jax.adaptive.bucket_of`, for an adaptive window.
       padding: How many times each list of words ends with END, at least.
     """
     used = batch.vocabulary[: batch.num_used]

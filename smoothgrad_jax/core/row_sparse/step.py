@@ -13,7 +13,7 @@ import functools
 import math
 import operator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,14 +25,21 @@ from smoothgrad_jax.core._xla import SINGLE_THREAD_OPTIONS
 from smoothgrad_jax.core.compensated import add
 from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.core.row_sparse import slots
-from smoothgrad_jax.core.row_sparse.decay import advance, combine, factors, num_columns, split_clock, split_row
+from smoothgrad_jax.core.row_sparse.decay import (
+    advance,
+    advance_rows,
+    combine,
+    factors,
+    num_columns,
+    split_clock,
+    split_row,
+)
 from smoothgrad_jax.core.row_sparse.kernel import KernelResult, RowKernel
 from smoothgrad_jax.core.row_sparse.program import (
-    Clocks,
     Entering,
     Leaving,
     RowUpdate,
-    advance_all,
+    clocks_of,
     remove_slot,
     update_rows,
 )
@@ -51,7 +58,7 @@ from smoothgrad_jax.core.types import Array, ArrayLike, DTypeLike, PRNGKey, PyTr
 from smoothgrad_jax.core.window import check_lengths
 
 _CHUNK = 4096  # rows that are advanced at a time when λ is read
-_Slot = TypeVar("_Slot")
+_advance_all = jax.jit(advance_rows, donate_argnums=0)
 
 
 class RowInfo(NamedTuple):
@@ -144,32 +151,52 @@ def step(
         rest = None if state.rest is None else state.rest.params
         return _fit(kernel, features, updates[s].total, rest, batch.batch, bounds, scratch[s], key, sketching)
 
-    if workspace.is_empty and pool is not None:
+    if not workspace.slots and pool is not None:
         # At the first step of a run, compile the second program while the first one compiles and runs.
         submit(pool, _compile_fit, kernel, batch, state, key, sketching)
     state, fitted = _update_partitions(state, batch, kernel, prior, workspace, options.slot_dtype, pool, fit)
     results, sketches = zip(*fitted, strict=True)
-    slots_now, leaving = expire(state.slots, state.num_values, length)
-    num_values = int(state.num_values) + 1 - len(leaving)
     scale = kernel.scale(batch.batch.size)
     totals = tuple(result.total for result in results)
     info = RowInfo(
         state.step, state.clock, float(length), scale, totals, tuple(result.info for result in results), state.rest
     )
-    divisor = length if options.warmup == "zeros" and state.slots is not None else num_values
-    return state._replace(
-        previous_clock=state.clock,
-        clock=tick(state.clock, rho, divisor),
-        step=np.asarray(state.step + 1),
-        num_values=np.asarray(num_values),
-        slots=slots_now,
-        leaving=leaving,
-        entering=EnteringStatistics(
-            batch.words, tuple(result.sums for result in results), np.asarray(scale, np.float64), totals
-        ),
+    sums = tuple(result.sums for result in results)
+    entering = EnteringStatistics(batch.words, sums, np.asarray(scale, np.float64), totals)
+    return end_step(state, entering, rho, length, options.warmup)._replace(
         rule=None if rule is None else adaptive.delay(rule, sketches, scale),
         rest=_step_rest(state.rest, results, options, rho, length),
     ), info
+
+
+def end_step(
+    state: RowSparseState, entering: EnteringStatistics, rho: float, length: float, warmup: Warmup
+) -> RowSparseState:
+    """Return the state after a step: with other clocks, and with the statistics about to enter the window.
+
+    Args:
+      state: The state, with no statistics that are about to enter or leave.
+      entering: The statistics of the step.
+      rho: ρ.
+      length: L.
+      warmup: As in :func:`smoothgrad_jax.window.push`.
+    """
+    held = state.slots
+    num_leaving = 0 if held is None else max(0, math.ceil(int(state.num_values) + 1 - length))
+    num_values = int(state.num_values) + 1 - num_leaving
+    divisor = length if warmup == "zeros" and held is not None else num_values
+    # A ← A + log(1 − ρ),   C ← (1 − ρ) C + ρ/n;   exp(−1e5) is 0, and unlike −∞ it can be added to
+    decay, gain = state.clock.tolist()
+    clock = np.array([decay + (math.log1p(-rho) if rho < 1 else -1e5), (1 - rho) * gain + rho / divisor])
+    return state._replace(
+        previous_clock=state.clock,
+        clock=clock,
+        step=np.asarray(state.step + 1),
+        num_values=np.asarray(num_values),
+        slots=None if held is None else held[num_leaving:],
+        leaving=() if held is None else held[:num_leaving],
+        entering=entering,
+    )
 
 
 def restart(state: RowSparseState, info: RowInfo, prior: RowPrior, slot_dtype: DTypeLike) -> RowSparseState:
@@ -220,8 +247,8 @@ def flush(
         state, _ = _update_partitions(state, nothing, kernel, prior, workspace, slot_dtype, pool)
     clock = split_clock(state.clock, state.dtype)
     return state._replace(
-        partitions=tuple(advance_all(rows, clock, eta) for rows, eta in zip(state.partitions, prior.eta, strict=True)),
-        totals=tuple(advance_all(total, clock, prior.total) for total in state.totals),
+        partitions=tuple(_advance_all(rows, clock, eta) for rows, eta in zip(state.partitions, prior.eta, strict=True)),
+        totals=tuple(_advance_all(total, clock, prior.total) for total in state.totals),
     )
 
 
@@ -265,29 +292,6 @@ def check_row_lengths(lengths: ArrayLike, is_infinite: bool, rest: PyTree) -> No
         raise OptionError("window", f"must be a whole number of minibatches, got {fractions[0]}")
 
 
-def expire(
-    slots_held: tuple[_Slot, ...] | None, num_values: np.ndarray, length: float
-) -> tuple[tuple[_Slot, ...] | None, tuple[_Slot, ...]]:
-    """Return the slots that stay in a window of L values, one of which is about to enter, and those that leave.
-
-    Args:
-      slots_held: The slots of the window, oldest first; None if L = ∞.
-      num_values: Number of values in the window.
-      length: L.
-    """
-    if slots_held is None:
-        return None, ()
-    num_leaving = max(0, math.ceil(int(num_values) + 1 - length))
-    return slots_held[num_leaving:], slots_held[:num_leaving]
-
-
-def tick(clock: np.ndarray, rho: float, divisor: float) -> np.ndarray:
-    """Return the clock after a step: A + log(1 − ρ) and (1 − ρ) C + ρ/n."""
-    decay, gain = clock.tolist()
-    # exp(−1e5) is 0, and unlike −∞ it can be added to.
-    return np.array([decay + (math.log1p(-rho) if rho < 1 else -1e5), (1 - rho) * gain + rho / divisor])
-
-
 def _step_rest(rest, results, options, rho, length):
     """Move the dense leaves."""
     if rest is None:
@@ -302,15 +306,13 @@ def _update_partitions(state, batch, kernel, prior, workspace, slot_dtype, pool,
     ``then(s, updates)`` is called in thread s as soon as the updates of all partitions are in progress; its results are
     returned with the state, and may be in progress themselves.
     """
-    num_partitions, dtype = len(state.partitions), state.dtype
+    num_partitions, clocks = len(state.partitions), clocks_of(state)
     entering = state.entering or no_statistics(batch.words, kernel, state)
     capacity = entering.words.shape[1]
-    clock = split_clock(state.clock, dtype)
-    clocks = Clocks(split_clock(state.previous_clock, dtype) if state.entering else clock, clock)
     earlier, last = _last_leaving(state, entering.words, slot_dtype)
     workspace.reserve(capacity, batch.words.shape[1], state, kernel.width(), slot_dtype)
     left = sum((slot.total for slot in earlier), last.total)
-    scale = entering.scale.astype(dtype)
+    scale = entering.scale.astype(state.dtype)
     updates: list[Future[RowUpdate]] = [Future() for _ in range(num_partitions)]
 
     def work(s):
@@ -322,7 +324,8 @@ def _update_partitions(state, batch, kernel, prior, workspace, slot_dtype, pool,
                 update_rows(
                     kernel,
                     rows,
-                    *workspace.buffers(s),
+                    workspace.slots[s],
+                    workspace.features[s],
                     state.totals[s],
                     Leaving(last.words[s], last.values[s], left),
                     Entering(entering.words[s], entering.sums, np.int32(s * capacity), scale, entering.totals),
@@ -344,8 +347,7 @@ def _update_partitions(state, batch, kernel, prior, workspace, slot_dtype, pool,
     if state.entering and window is not None:
         window = (*window, WindowSlot(entering.words, values, done.entered[0]))
         values = last.values
-    workspace.recycle(values, done.features)
-    workspace.prefetched = done.prefetched
+    workspace.slots, workspace.features, workspace.prefetched = values, done.features, done.prefetched
     state = state._replace(partitions=done.partition, totals=done.total, slots=window, leaving=(), entering=None)
     return state, results
 
