@@ -220,12 +220,12 @@ def check_options(options: EngineOptions) -> EngineOptions:
         options = options._replace(window=adaptive.check(window))
         if options.warmup != "mean":
             raise OptionError("warmup", 'must be "mean" for an adaptive window: zeros would return when it grows')
-    elif not isinstance(window, Window) and not callable(window) and not _is_number(window):
-        raise OptionError("window", f"must be a number, a schedule, Adaptive() or a window kind, got {window!r}")
-    elif not isinstance(window, Window) and not callable(window):
+    elif not isinstance(window, Window):
+        if not callable(window) and not _is_number(window):
+            raise OptionError("window", f"must be a number, a schedule, Adaptive() or a window kind, got {window!r}")
         with option_names():
-            check_lengths(window)
-        if options.slots is not None and window == math.inf:
+            check_lengths(_longest(window))
+        if options.slots is not None and _longest(window) == math.inf:
             raise OptionError("slots", "has no effect with window=∞, which stores no statistics: leave it out")
     slot_dtype(options.slots)
     return options
@@ -448,8 +448,9 @@ class DenseEngine(Engine):
 
 
 def batch_size(batch: PyTree) -> int:
-    """Return the number of documents of a minibatch, or the length of the first axis of other batches."""
-    return batch.size if hasattr(batch, "offsets") else len(jax.tree.leaves(batch)[0])
+    """Return the number of documents of a minibatch; of other batches the length of their first axis, or 1."""
+    shape = (batch.size,) if hasattr(batch, "offsets") else next(map(np.shape, jax.tree.leaves(batch)), ())
+    return shape[0] if shape else 1
 
 
 @jax.jit
@@ -479,7 +480,7 @@ def _init_rows(model, params, options):
     return init_rows(
         matrix,
         threads,
-        infinite=not callable(window) and window == math.inf,
+        infinite=_longest(window) == math.inf,
         window=window if isinstance(window, Adaptive) else None,
         rest=rest,
     )
@@ -509,10 +510,14 @@ def window_kind(options: EngineOptions) -> Window:
         # The run gives every step its length: a kind whose state keeps no length has none.
         kept = window.init(jax.ShapeDtypeStruct((), np.float32)).kind
         return kept if kept.length is None else window
-    longest = (
-        window.longest if isinstance(window, Adaptive) else float(np.asarray(window(0) if callable(window) else window))
-    )
-    return Moving(longest, dtype=slot_dtype(options.slots))
+    return Moving(_longest(window), dtype=slot_dtype(options.slots))
+
+
+def _longest(window):
+    """Return the longest length of a moving window, with which a schedule starts."""
+    if isinstance(window, Adaptive):
+        return window.longest
+    return float(np.asarray(window(0) if callable(window) else window))
 
 
 def check_rows(state: RowSparseState, options: EngineOptions) -> None:

@@ -272,3 +272,28 @@ class TestElsewhereThanOnACPU:
         monkeypatch.setattr(driver, "default_platform", lambda: "gpu")
         with pytest.raises(ValueError, match="row-sparse engine; it cannot continue with window=3 and a batched local"):
             self.run(documents, state, LDA(0.3, 0.1, D))
+
+
+@pytest.mark.parametrize("options", [{}, {"threads": 2}])
+def test_a_schedule_that_is_always_infinite_is_an_infinite_window(documents, rng, options):
+    model, lam = LDA(0.3, 0.2, D), rng.gamma(1, 1, (V, K)).astype(np.float32) + 0.1
+    options = options | {"batch_size": B, "key": KEY, "steps": 4}
+    given = [fit(documents, model, lam, window=window, **options) for window in (np.inf, lambda step: np.inf)]
+    np.testing.assert_array_equal(*(run.finish().params for run in given))
+    with pytest.raises(OptionError, match="slots has no effect with window=∞"):
+        fit(documents, model, lam, window=lambda step: np.inf, slots="bfloat16", **options)
+
+
+def test_a_batch_can_be_a_number_or_a_random_key():
+    """Data that the local step simulates: a batch counts as one document."""
+
+    def simulate(params, key):
+        return jax.random.uniform(key, params.shape), None
+
+    for batches in (jax.random.split(KEY, 3), list(jax.random.split(KEY, 3))):
+        run = fit(batches, simulate, np.ones(2, np.float32), prior=1.0, rho=1.0, window=np.inf, steps=3)
+        assert list(run)[-1].documents == 3
+        expected = 1 + np.mean([jax.random.uniform(key, (2,)) for key in batches], axis=0)
+        np.testing.assert_allclose(run.params, expected, rtol=1e-6)
+    run = fit([2.0, 4.0], lambda params, number: (params * 0 + number, None), np.ones(2), prior=1.0, rho=1.0, steps=2)
+    np.testing.assert_allclose(run.finish().params, 4)
