@@ -59,13 +59,13 @@ _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 /
 
 
 def exponent(x: jax.Array) -> jax.Array:
-    """e(x) = ψ(x) − log(x + 5/4), from −1/x for small x up to 0 for large x; increases with x."""
+    """Return e(x) = ψ(x) − log(x + 5/4), from −1/x for small x up to 0 for large x; increases with x."""
     x = jnp.maximum(_float(x), _smallest(x))
     return _rest(x) - 1 / x
 
 
 def exp(x: jax.Array) -> jax.Array:
-    """exp(x) for x ≤ 0, in half the time of ``jnp.exp`` in float32; not below the smallest float.
+    """Return exp(x) for x ≤ 0, in half the time of ``jnp.exp`` in float32; not below the smallest float.
 
     The relative error is below 4e-7 + 8e-8 |x|: the second part is the rounding of x / log 2.
     """
@@ -79,13 +79,13 @@ def exp(x: jax.Array) -> jax.Array:
 
 
 def digamma(x: jax.Array) -> jax.Array:
-    """ψ(x) for x > 0; E[log g] of a Gamma(x, 1) variable g."""
+    """Return ψ(x) for x > 0: E[log g] of a Gamma(x, 1) variable g."""
     x = _float(x)
     return jnp.log(x + SHIFT) + exponent(x)
 
 
 def kl_divergence(a: jax.Array, b: jax.Array, axis: int = -1) -> jax.Array:
-    """KL(Dirichlet(a) ‖ Dirichlet(b)), accurate in float32.
+    """Return KL(Dirichlet(a) ‖ Dirichlet(b)), accurate in float32.
 
     Written with log Γ it is a small difference of large numbers (log Γ(10⁶) ≈ 10⁷). With the Bregman divergence of
     log Γ,

@@ -19,7 +19,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -79,7 +79,7 @@ class Progress(NamedTuple):
 
 
 def fit(
-    data: Corpus | Iterable[Any],
+    data: Corpus | Iterable[PyTree],
     model: Model | LocalStep,
     params: PyTree,
     *,
@@ -512,9 +512,5 @@ def _schedule_values(
 
     # Chunks always begin at the same steps, so that a run that continues computes the values of the complete run.
     begin = first // _SCHEDULE_CHUNK * _SCHEDULE_CHUNK
-    return itertools.chain(chunk(begin), _later_chunks(chunk, begin))
-
-
-def _later_chunks(chunk: Callable[[int], list[float]], begin: int) -> Iterator[float]:
-    for start in itertools.count(begin + _SCHEDULE_CHUNK, _SCHEDULE_CHUNK):
-        yield from chunk(start)
+    later = map(chunk, itertools.count(begin + _SCHEDULE_CHUNK, _SCHEDULE_CHUNK))
+    return itertools.chain(chunk(begin), itertools.chain.from_iterable(later))

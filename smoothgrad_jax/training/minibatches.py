@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -62,7 +62,7 @@ class DividedBatch(NamedTuple):
       size: B, the number of documents of all devices.
     """
 
-    parts: tuple[Any, ...]
+    parts: tuple[PyTree, ...]
     sizes: tuple[int, ...]
     size: int
 
@@ -81,7 +81,7 @@ class Minibatches(NamedTuple):
     num_docs: float
     num_words: int | None
     entries_per_batch: float
-    from_step: Callable[[int], Iterator[Any]]
+    from_step: Callable[[int], Iterator[PyTree]]
     sampler: Sampler | None
 
     @property

@@ -165,7 +165,7 @@ def _describe(node: PyTree, path: str, leaves: list[npt.NDArray]) -> Json:
     return f"{library} {array.dtype.name}[{','.join(map(str, array.shape))}]"
 
 
-def _as_numpy(leaf: Any, path: str) -> tuple[str, npt.NDArray]:
+def _as_numpy(leaf: object, path: str) -> tuple[str, npt.NDArray]:
     """Return the library of a leaf (for a key, its implementation) and a NumPy view of it."""
     if isinstance(leaf, jax.Array):
         is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
@@ -253,7 +253,7 @@ def _class_named(name: str) -> Any:
     return cls
 
 
-def _is_namedtuple(kind: Any) -> bool:
+def _is_namedtuple(kind: object) -> bool:
     return isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
 
 

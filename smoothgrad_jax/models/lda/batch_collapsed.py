@@ -23,7 +23,16 @@ _RATIO, _SMALLEST = 4, 8  # of the arrays for documents that are not finished
 
 
 class _Documents(NamedTuple):
-    """Documents in progress: number, first entry and length, position of the next word, N, and N before this round."""
+    """Documents in progress.
+
+    Attributes:
+      document: Numbers of the documents.
+      first, length: The first entry, and the number of entries.
+      position: Position of the next word.
+      tokens, before: N, and N before this round.
+      moved: Mean change of N in the last round.
+      rounds: Number of complete rounds.
+    """
 
     document: Array
     first: Array
@@ -54,53 +63,53 @@ def collapse_together(
     def sums(phi):
         return jax.ops.segment_sum(counts[:, None] * phi, document_of(batch), size, indices_are_sorted=True)
 
-    def unfinished(some):
-        return (some.moved >= tol) & (some.rounds < max_iter) & (some.length > 0)
+    def unfinished(docs):
+        return (docs.moved >= tol) & (docs.rounds < max_iter) & (docs.length > 0)
 
     def more_than(smaller, carry):
         return unfinished(carry[0]).sum() > smaller
 
     def update(carry):
-        some, phi = carry
-        active, entry = unfinished(some), some.first + some.position
+        docs, phi = carry
+        active, entry = unfinished(docs), docs.first + docs.position
         n, old = counts[entry][:, None], phi[entry]
         # φ_wk ∝ (N_k − φ_wk + α_k) β_wk
-        new = _normalised(without_one(some.tokens, old, n, prior) * beta[words[entry]])
+        new = _normalised(without_one(docs.tokens, old, n, prior) * beta[words[entry]])
         phi = phi.at[jnp.where(active, entry, len(phi))].set(new, mode="drop")
-        some = some._replace(tokens=jnp.where(active[:, None], some.tokens + n * (new - old), some.tokens))
-        return _next_word(some, active, num_topics), phi
+        docs = docs._replace(tokens=jnp.where(active[:, None], docs.tokens + n * (new - old), docs.tokens))
+        return _next_word(docs, active, num_topics), phi
 
     phi = _normalised(prior * beta[words])
     tokens, none = sums(phi), jnp.zeros(size, jnp.int32)
     start = jnp.asarray(batch.offsets[:-1]), lengths(batch), none, tokens, tokens, jnp.full(size, jnp.inf, dtype), none
-    some = _Documents(jnp.arange(size), *start)
-    moved, rounds, capacities = some.moved, some.rounds, sizes(size, _RATIO, _SMALLEST)
+    docs = _Documents(jnp.arange(size), *start)
+    moved, rounds, capacities = docs.moved, docs.rounds, sizes(size, _RATIO, _SMALLEST)
     for smaller in (*capacities[1:], 0):
-        some, phi = lax.while_loop(partial(more_than, smaller), update, (some, phi))
-        moved = moved.at[some.document].set(some.moved, mode="drop")
-        rounds = rounds.at[some.document].set(some.rounds, mode="drop")
-        some = _select(some, unfinished(some), smaller, size)
+        docs, phi = lax.while_loop(partial(more_than, smaller), update, (docs, phi))
+        moved = moved.at[docs.document].set(docs.moved, mode="drop")
+        rounds = rounds.at[docs.document].set(docs.rounds, mode="drop")
+        docs = _select(docs, unfinished(docs), smaller, size)
     gamma, change = alpha + sums(phi)[:, :num_topics], jnp.where(lengths(batch) > 0, moved, 0).max()
     stats = jnp.zeros_like(beta).at[words].add(counts[:, None] * phi)
     return stats, stats.sum(0)[:num_topics], LocalInfo(gamma, rounds, change)
 
 
-def _next_word(some, active, num_topics):
+def _next_word(docs, active, num_topics):
     """Return the documents at their next word; those that are active and at the last word have ended a round."""
-    ends = active & (some.position + 1 == some.length)
-    moved = jnp.abs(some.tokens - some.before).sum(1) / num_topics
-    return some._replace(
-        position=jnp.where(ends, 0, some.position + active),
-        before=jnp.where(ends[:, None], some.tokens, some.before),
-        moved=jnp.where(ends, moved, some.moved),
-        rounds=some.rounds + ends,
+    ends = active & (docs.position + 1 == docs.length)
+    moved = jnp.abs(docs.tokens - docs.before).sum(1) / num_topics
+    return docs._replace(
+        position=jnp.where(ends, 0, docs.position + active),
+        before=jnp.where(ends[:, None], docs.tokens, docs.before),
+        moved=jnp.where(ends, moved, docs.moved),
+        rounds=docs.rounds + ends,
     )
 
 
-def _select(some, chosen, capacity, num_docs):
+def _select(docs, chosen, capacity, num_docs):
     """Return the chosen documents, at most ``capacity`` of them, and empty ones that stand for no document."""
     places = places_of(chosen, capacity, 0)
-    found = jax.tree.map(lambda x: x[places], some)
+    found = jax.tree.map(lambda x: x[places], docs)
     is_document = jnp.arange(capacity) < chosen.sum()
     return found._replace(
         document=jnp.where(is_document, found.document, num_docs), length=jnp.where(is_document, found.length, 0)

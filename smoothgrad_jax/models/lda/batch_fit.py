@@ -65,12 +65,12 @@ def fit_together(
     def more_than(smaller, state):
         return jnp.where(unfinished(state), size, 0).sum() > smaller
 
-    def update(some, rows, state):
+    def update(blocks, rows, state):
         active = unfinished(state)
         point = add_momentum(state.previous, state.point, state.gamma, state.rounds, padded_alpha)
         # F(γ) = α + θ̃ ∘ ((n / β̃θ̃) β̃)
         theta = theta_of(point)
-        gamma = padded_alpha + theta * some.expected(rows, theta)
+        gamma = padded_alpha + theta * blocks.expected(rows, theta)
         moved = (is_topic * jnp.abs(gamma - point)).sum(1) / num_topics
         return _Iteration(
             state.point,
@@ -86,8 +86,8 @@ def fit_together(
     state = _Iteration(gamma, gamma, gamma, jnp.full(batch.size, jnp.inf, dtype), none, jnp.int32(0))
     capacities = sizes(len(blocks.document), _RATIO, _SMALLEST)[:_MOST_SIZES]
     for capacity, smaller in zip(capacities, (*capacities[1:], 0), strict=True):
-        some = blocks if capacity == capacities[0] else blocks.of(unfinished(state), capacity)
-        state = lax.while_loop(partial(more_than, smaller), partial(update, some, beta[some.words]), state)
+        left = blocks if capacity == capacities[0] else blocks.of(unfinished(state), capacity)
+        state = lax.while_loop(partial(more_than, smaller), partial(update, left, beta[left.words]), state)
     theta, rows = theta_of(state.gamma), beta[blocks.words]
     # n_w φ_wk = (n_w / (β̃θ̃)_w) β̃_wk θ̃_k; in this order no factor can overflow
     expected = (blocks.ratios(rows, theta)[..., None] * rows) * theta[blocks.document][:, None]

@@ -22,7 +22,7 @@ The functions are meant to be called inside :func:`smoothgrad_jax.core.fused_loo
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
@@ -143,7 +143,7 @@ class _Document(NamedTuple):
       used: For each tile, how many of the document's words it holds.
     """
 
-    batch: Any
+    batch: Batch
     counts: Array
     start: Array
     length: Array

@@ -23,11 +23,12 @@ from smoothgrad_jax.core._xla import SINGLE_THREAD_OPTIONS
 from smoothgrad_jax.core.platforms import platform_of
 from smoothgrad_jax.core.types import ArrayLike, PRNGKey
 from smoothgrad_jax.data import batches
+from smoothgrad_jax.data.batches import DocumentsLike
 from smoothgrad_jax.data.corpus import Corpus
 from smoothgrad_jax.models.lda.document_sampling import SampledInfo
 from smoothgrad_jax.models.lda.execution import for_platform
 from smoothgrad_jax.models.lda.methods import deterministic
-from smoothgrad_jax.models.lda.model import LDA, Documents, check, fit_local, local_step, split_documents
+from smoothgrad_jax.models.lda.model import LDA, check, fit_local, local_step, split_documents
 from smoothgrad_jax.models.lda.row_kernel import without_tokens
 from smoothgrad_jax.models.lda.topics import topics
 
@@ -61,7 +62,7 @@ class Completion(NamedTuple):
 def posteriors(
     model: LDA,
     lam: ArrayLike,
-    X: Documents,
+    X: DocumentsLike,
     *,
     tol: float | None = None,
     max_iter: int | None = None,
@@ -74,7 +75,7 @@ def posteriors(
     Args:
       model: Priors, ``tol`` and ``max_iter``; ``num_docs`` has no effect.
       lam: λ [V, K].
-      X: Documents × words, as in :func:`smoothgrad_jax.pack`, or a :class:`smoothgrad_jax.Corpus`, with at most V
+      X: DocumentsLike × words, as in :func:`smoothgrad_jax.pack`, or a :class:`smoothgrad_jax.Corpus`, with at most V
       words.
       tol, max_iter: When the fit of a document stops; by default as the model says.
       threads: Number of threads; by default one per core, up to 8.
@@ -111,14 +112,14 @@ def posteriors(
     return out
 
 
-def sampled_counts(model: LDA, lam: ArrayLike, X: Documents, key: PRNGKey) -> np.ndarray:
+def sampled_counts(model: LDA, lam: ArrayLike, X: DocumentsLike, key: PRNGKey) -> np.ndarray:
     """Return the tokens per document and topic [D, K] after the last sweep of a model with the sampled method."""
     _, info = local_step(model, jnp.asarray(lam), batches.pack(X), key=key)
     assert isinstance(info, SampledInfo), "the model must sample"
     return np.asarray(info.tokens, np.float64)
 
 
-def proportions(model: LDA, lam: ArrayLike, X: Documents, **options: Any) -> np.ndarray:
+def proportions(model: LDA, lam: ArrayLike, X: DocumentsLike, **options: Any) -> np.ndarray:
     """Return E[θ] of documents, [D, K] with rows that sum to one; arguments as in :func:`posteriors`.
 
     Example:
@@ -133,7 +134,7 @@ def proportions(model: LDA, lam: ArrayLike, X: Documents, **options: Any) -> np.
     return gamma
 
 
-def completion(model: LDA, lam: ArrayLike, X: Documents, key: PRNGKey | None = None, **options: Any) -> Completion:
+def completion(model: LDA, lam: ArrayLike, X: DocumentsLike, key: PRNGKey | None = None, **options: Any) -> Completion:
     """Score documents by completion: half of the tokens of each document is observed, the other half is predicted.
 
         log p(w) = log Σ_k E[θ_dk | observed] E[β_wk]

@@ -32,7 +32,7 @@ from smoothgrad_jax.core.model import HeldOut, check_key
 from smoothgrad_jax.core.platforms import platform_of
 from smoothgrad_jax.core.types import Array, ArrayLike, Numeric, PRNGKey
 from smoothgrad_jax.data import batches
-from smoothgrad_jax.data.batches import Batch
+from smoothgrad_jax.data.batches import Batch, DocumentsLike
 from smoothgrad_jax.models import dirichlet
 from smoothgrad_jax.models.lda import local_steps
 from smoothgrad_jax.models.lda.batch_entries import PRECISION, document_of
@@ -47,9 +47,9 @@ from smoothgrad_jax.models.lda.document_fit import (
 from smoothgrad_jax.models.lda.document_sampling import SampledInfo
 from smoothgrad_jax.models.lda.execution import Batched, Execution, choose, for_platform
 from smoothgrad_jax.models.lda.methods import Method, Sampled, Variational, check_method, deterministic
-from smoothgrad_jax.models.lda.row_kernel import LDAKernel, make_kernel, seed_numbers, without_tokens
+from smoothgrad_jax.models.lda.row_kernel import LDAKernel, seed_numbers, without_tokens
 
-Documents = Any  # documents × words, in any form that smoothgrad_jax.pack takes
+HeldOutData = Any  # documents, or a pair of their halves
 
 
 class LDA(NamedTuple):
@@ -113,7 +113,7 @@ class LDA(NamedTuple):
             raise ValueError("λ must be positive and finite to start from")
         return model
 
-    def split_held_out(self, data: Documents, key: PRNGKey | None, params: Array) -> HeldOut:
+    def split_held_out(self, data: HeldOutData, key: PRNGKey | None, params: Array) -> HeldOut:
         """Prepare held-out documents for :meth:`held_out_score`; see :func:`split_held_out`."""
         return split_held_out(data, key, params.shape[0])
 
@@ -136,8 +136,10 @@ class LDA(NamedTuple):
 
     def row_kernel(self, num_columns: int, dtype: np.dtype) -> LDAKernel:
         """Return the kernel for the row-sparse engine and for a mesh."""
-        options = self.tol, self.max_iter, self.method, self.execution
-        return make_kernel(self.alpha, self.num_docs, *options, num_columns, dtype)
+        alpha, tol = np.broadcast_to(np.asarray(self.alpha, dtype), (num_columns,)), np.asarray(self.tol, dtype)
+        method = jax.tree.map(int, self.method)
+        # In the types of a compiled program, so that other numbers compile nothing again.
+        return LDAKernel(alpha, float(self.num_docs), tol, int(self.max_iter), method, self.execution)
 
 
 def local_step(
@@ -187,9 +189,8 @@ def elbo(model: LDA, lam: Array, batch: Batch, tol: Numeric | None = None, max_i
     held-out documents the bound is therefore *not* a score per word; :func:`log_predictive` is.
 
     Args:
-      model, lam, batch, tol, max_iter: As in :func:`local_step`.
-
-    The bound is that of ``Variational()``, whatever the method of the model.
+      model, lam, batch, tol, max_iter: As in :func:`local_step`. The bound is that of ``Variational()``, whatever the
+        method of the model.
 
     Returns:
       A scalar, in nats. For B = D it is the bound itself.
@@ -201,8 +202,8 @@ def elbo(model: LDA, lam: Array, batch: Batch, tol: Numeric | None = None, max_i
 def log_predictive(
     model: LDA,
     lam: Array,
-    observed: Documents,
-    held_out: Documents,
+    observed: DocumentsLike | Batch,
+    held_out: DocumentsLike | Batch,
     tol: Numeric | None = None,
     max_iter: Numeric | None = None,
 ) -> Array:
@@ -230,7 +231,7 @@ def log_predictive(
     return _log_predictive(model, lam, without_tokens(observed), without_tokens(held_out))
 
 
-def split_documents(X: Documents, key: PRNGKey) -> tuple[scipy.sparse.csr_array, scipy.sparse.csr_array]:
+def split_documents(X: DocumentsLike, key: PRNGKey) -> tuple[scipy.sparse.csr_array, scipy.sparse.csr_array]:
     """Split the tokens of each document into two random halves, for :func:`log_predictive`.
 
     Args:
@@ -245,11 +246,11 @@ def split_documents(X: Documents, key: PRNGKey) -> tuple[scipy.sparse.csr_array,
     return batches.split_tokens(X, np.random.default_rng(seed))
 
 
-def split_held_out(data: Documents, key: PRNGKey | None, num_words: int) -> HeldOut:
+def split_held_out(data: HeldOutData, key: PRNGKey | None, num_words: int) -> HeldOut:
     """Return held-out documents as two packed halves.
 
     Args:
-      data: Documents, or a pair ``(observed, held_out)`` from :func:`split_documents`.
+      data: HeldOutData, or a pair ``(observed, held_out)`` from :func:`split_documents`.
       key: Decides which tokens are observed; needed unless ``data`` is a pair.
       num_words: V of the model.
 

@@ -1,6 +1,6 @@
 """LDA on the row-sparse engine and on a mesh: features are β, the kernel fits a range of documents."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ import numpy as np
 
 from smoothgrad_jax.core.fused_loops import fused
 from smoothgrad_jax.core.row_sparse.kernel import KernelResult
-from smoothgrad_jax.core.types import Array, ArrayLike, Numeric, PRNGKey, PyTree
+from smoothgrad_jax.core.types import Array, Numeric, PRNGKey, PyTree
 from smoothgrad_jax.data.batches import Batch
 from smoothgrad_jax.models.lda import local_steps
 from smoothgrad_jax.models.lda.document_fit import LocalInfo
@@ -39,10 +39,10 @@ class LDAKernel(NamedTuple):
       execution: ``Batched()`` fits the documents of a mesh device at once; otherwise they are fitted one by one.
     """
 
-    alpha: Any
-    num_docs: Any
-    tol: Any
-    max_iter: Any
+    alpha: Array | np.ndarray
+    num_docs: float
+    tol: Array | np.ndarray
+    max_iter: int
     method: Method
     execution: Execution = None
 
@@ -114,19 +114,3 @@ def seed_numbers(key: PRNGKey) -> Array:
 def without_tokens(batch: Batch) -> Batch:
     """Return the batch for a local step that does not sample; its program does not depend on the longest document."""
     return batch._replace(documents=np.zeros((0,), np.int32), tokens=np.zeros((0, 0), np.float32))
-
-
-def make_kernel(
-    alpha: ArrayLike,
-    num_docs: Numeric,
-    tol: Numeric,
-    max_iter: Numeric,
-    method: Method,
-    execution: Execution,
-    num_topics: int,
-    dtype: np.dtype,
-) -> LDAKernel:
-    """Return the kernel with hyperparameters in the dtype of λ, so that other numbers compile nothing again."""
-    alpha = np.broadcast_to(np.asarray(alpha, dtype), (num_topics,))
-    method = jax.tree.map(int, method)
-    return LDAKernel(alpha, float(num_docs), np.asarray(tol, dtype), int(max_iter), method, execution)
