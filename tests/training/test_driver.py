@@ -453,6 +453,8 @@ def test_a_bad_document_is_named_and_the_topics_stay(X, lam, tmp_path):
         ({"params": jnp.ones((V, K)).at[0, 0].set(-1)}, "λ must be positive and finite"),
         ({"params": jnp.ones((V, K)).at[0, 0].set(jnp.nan)}, "λ must be positive and finite"),
         ({"model": LDA(-1.0, 0.2, D)}, "alpha must be positive"),
+        ({"model": LDA(0.2, np.full((V, K), -0.5), D)}, "eta must be positive, got -0.5"),
+        ({"model": LDA(0.2, jnp.full((V, 1), jnp.nan), D)}, "eta must be positive, got nan"),
         ({"model": 3}, "expected a model or a function"),
         ({"model": lambda params, batch: None}, "needs its prior"),
         ({"prior": 0.1}, "LDA carries its prior"),

@@ -111,6 +111,9 @@ class LDA(NamedTuple):
             raise ValueError(f"lam has {params.shape[0]} rows, but the documents have only {num_words} words")
         if isinstance(params, np.ndarray) and not (np.isfinite(params).all() and (params > 0).all()):
             raise ValueError("λ must be positive and finite to start from")
+        eta = np.asarray(self.eta)
+        if eta.ndim == 2 and not eta.min() > 0:  # once per run, and not at every step
+            raise OptionError("eta", f"must be positive, got {eta.min()}")
         return model
 
     def split_held_out(self, data: HeldOutData, key: PRNGKey | None, params: Array) -> HeldOut:
