@@ -132,8 +132,8 @@ class Checkpoints:
     """
 
     def __init__(self, folder: str | os.PathLike, keep: int = 2) -> None:
-        if keep < 1:
-            raise ValueError(f"keep must be at least 1, got {keep}")
+        if not isinstance(keep, int | np.integer) or keep < 1:
+            raise ValueError(f"keep must be a whole number of at least 1, got {keep!r}")
         self.folder, self.keep = Path(folder), keep
         self._lock: FolderLock | None = None
 
@@ -379,10 +379,11 @@ def _read_checkpoint(path: Path, like: PyTree) -> Checkpoint:
     with durable_files.loading(path):
         is_divided = "processes" in body["state"]
         state = _read_parts(path, body["state"], like) if is_divided else read_tree(path, body["state"], like)
-        if isinstance(state, RowSparseState):
-            state.check()
-            if state.step != body["step"]:
-                raise LoadError(f"{path}: damaged: the state is after step {state.step}, expected {body['step']}")
+        for part in state.parts if isinstance(state, MeshState) else (state,):
+            if isinstance(part, RowSparseState):
+                part.check()
+                if part.step != body["step"]:
+                    raise LoadError(f"{path}: damaged: the state is after step {part.step}, expected {body['step']}")
         return Checkpoint(
             state=state,
             step=body["step"],

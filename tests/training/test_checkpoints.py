@@ -20,6 +20,7 @@ import pytest
 from disk import Disk, Killed
 
 from smoothgrad_jax import LDA, Corpus, Exponential, fit, init_topics, pack, phase_out, robbins_monro
+from smoothgrad_jax.core.mesh_step import MeshState
 from smoothgrad_jax.core.row_sparse.state import END, RowSparseState, init_rows
 from smoothgrad_jax.data import durable_files, folder_lock
 from smoothgrad_jax.data.durable_files import LoadError, SaveError
@@ -338,6 +339,11 @@ def with_words(value, at=0):
     return change_leaves(change)
 
 
+def on_a_mesh(state):
+    """The state of a mesh of one device."""
+    return MeshState(np.asarray(V), np.asarray(1), np.zeros(1, np.int64), (state,), None)
+
+
 FORGERIES = [
     (lambda path, body: body.update(step="seven"), "checkpoint.json: damaged: step must be an integer from 0"),
     (lambda path, body: body.update(step=-1), "step must be an integer from 0 to"),
@@ -356,6 +362,11 @@ FORGERIES = [
     (change_leaves(lambda state: state._replace(step=np.asarray(-2))), "step is -2"),
     (change_leaves(lambda state: state._replace(entering=state.entering._replace(scale=np.asarray(-1.0)))), "scale"),
     (change_leaves(lambda state: state._replace(totals=state.totals[0])), "damaged, or not written"),
+    (
+        change_leaves(lambda state: on_a_mesh(state._replace(num_values=np.asarray(50)))),
+        "num_values is 50 with 3 values",
+    ),
+    (change_leaves(lambda state: on_a_mesh(state._replace(step=np.asarray(4)))), "is after step 4, expected 5"),
 ]
 
 
@@ -393,8 +404,9 @@ def test_checkpoints_by_the_order_they_were_written(tmp_path):
             checkpoints.latest()
     checkpoints.clear()
     assert not entries(tmp_path)
-    with pytest.raises(ValueError, match="keep must be at least 1"):
-        Checkpoints(tmp_path, keep=0)
+    for keep in (0, 2.5):
+        with pytest.raises(ValueError, match="keep must be a whole number of at least 1"):
+            Checkpoints(tmp_path, keep=keep)
     with pytest.raises(ValueError, match="settings must"):
         checkpoints.write(small_run(1), {"a": object()})
     (tmp_path / "file").touch()
