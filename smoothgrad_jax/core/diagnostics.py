@@ -37,7 +37,7 @@ import jax
 import jax.numpy as jnp
 
 from smoothgrad_jax.core import svi, window
-from smoothgrad_jax.core.model import Model, as_model, broadcast_prior, check_key
+from smoothgrad_jax.core.model import Model, as_model, broadcast_prior, check_key, local_step
 from smoothgrad_jax.core.svi import SVIState
 from smoothgrad_jax.core.types import ArrayLike, LocalStep, Numeric, PRNGKey, PyTree, Schedule, Warmup
 from smoothgrad_jax.core.window import Window, WindowState
@@ -206,7 +206,6 @@ def averaged_step(
 
     With L = 1 this is SVI.
     """
-
     eta = broadcast_prior(prior, state.params)
     gradient = jax.tree.map(lambda eta, lam, s: (eta - lam) + s, eta, state.params, stats)
     mean, ring = window.push(state.window, gradient, length, warmup=warmup)
@@ -242,8 +241,9 @@ class _MeasuredModel(NamedTuple):
 
     def local_step(self, params, batch, key=None):
         other = None if key is None else jax.random.fold_in(key, 1)
-        noisy, full = ((batch, key), (self.data, other))
-        return tuple(self.model.local_step(params, each, key=key)[0] for each, key in (noisy, full)), None
+        noisy, _ = local_step(self.model, params, batch, key)
+        full, _ = local_step(self.model, params, self.data, other)
+        return (noisy, full), None
 
 
 # Dataclasses and not closures: two of them with the same functions are equal, so that nothing compiles again.

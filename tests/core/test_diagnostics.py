@@ -233,6 +233,12 @@ def test_only_from_the_start(problem):
         bias_variance(step, state, batches, data, 0.5, 0.1)
 
 
+def test_a_local_step_without_info_is_named():
+    lam, batches = jnp.ones(3), jnp.ones((2, 1))
+    with pytest.raises(ValueError, match=r"local_step must return \(stats, info\), got"):
+        bias_variance(lambda params, batch: jnp.stack([params, params]), init(lam, 2), batches, batches[0], 1.0, 0.5)
+
+
 @pytest.mark.slow
 def test_float64_and_exponential_windows(x64, problem):
     documents, lam, rows = problem
