@@ -282,8 +282,8 @@ def sweep_bytes(
 ) -> SweepBytes:
     """Return the bytes that a :func:`sweep` with the same arguments allocates for its results.
 
-    A sweep needs them throughout, and a few statistics of the size of λ per run besides. Nothing is computed, and
-    nothing of this size is allocated.
+    A sweep needs this memory from its start to its end, and some arrays of the size of λ per run in addition. This
+    function computes nothing and allocates nothing of this size.
 
     Args:
       model, params, batches, prior, rho, lengths, warmup, dtype, record, key: As in :func:`sweep`.

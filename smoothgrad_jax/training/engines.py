@@ -7,10 +7,10 @@
 | ``MeshEngine``           | any model and window on the devices of a mesh; see                                    |
 |                          | :mod:`smoothgrad_jax.training.mesh_engine`                                            |
 
-Without a mesh, :func:`choose_engine` decides by the model, the window and the platform. The row-sparse engine is loops
-over rows and documents, which an accelerator would run kernel by kernel; elsewhere than on a CPU, and for a model that
-is told to use its local step for accelerators, the dense engine runs. All engines take the same options and compute the
-same parameters up to rounding. An option that an engine cannot honour raises an error.
+Without a mesh, :func:`choose_engine` decides by the model, the window and the platform. The row-sparse engine consists
+of loops over rows and documents, which an accelerator would run kernel by kernel. Elsewhere than on a CPU, and for a
+model that is told to use its local step for accelerators, the dense engine runs. All engines take the same options and
+compute the same parameters up to rounding. An option that an engine cannot honour raises an error.
 """
 
 import math

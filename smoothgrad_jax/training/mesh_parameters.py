@@ -62,7 +62,7 @@ class Placement(NamedTuple):
         return len(self.devices) < self.mesh.size
 
     def join(self, axis: int, arrays: Sequence[Array | np.ndarray]) -> jax.Array:
-        """Return an array of all devices, from one array per device of this process; copies what is on no device."""
+        """Return an array of all devices, from one array per device of this process, copied there if necessary."""
         placed = [
             each if isinstance(each, jax.Array) and each.devices() == {device} else jax.device_put(each, device)
             for each, (_, device) in zip(arrays, self.devices, strict=True)

@@ -4,7 +4,7 @@ A model with row-sparse statistics implements :class:`RowSparseModel`: it splits
 [V, C] and the remaining, dense leaves, and it returns a :class:`RowKernel`. Several row-sparse leaves with the same row
 index are columns of one matrix.
 
-:class:`GatheredKernel` makes a kernel from one function on gathered rows. A model that needs the last factor of speed
+:class:`GatheredKernel` makes a kernel from one function on gathered rows. A model for which speed matters most
 writes a kernel of its own, with loops that XLA fuses (:mod:`smoothgrad_jax.core.fused_loops`).
 
 | letter | meaning                                                                                   |

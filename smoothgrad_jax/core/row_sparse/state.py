@@ -5,7 +5,7 @@ Word w is row w // S of partition w % S. Each of the S threads owns one partitio
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -308,15 +308,9 @@ def join_partitions(parts: Sequence[RowSparseState], num_words: int) -> RowSpars
     """
     first, num_partitions = parts[0], len(parts)
 
-    def join(slots_of: Callable[[RowSparseState], Sequence[WindowSlot]]) -> tuple[WindowSlot, ...]:
-        return tuple(
-            WindowSlot(
-                np.concatenate([np.asarray(slot.words) for slot in same]),
-                tuple(slot.values[0] for slot in same),
-                same[0].total,
-            )
-            for same in zip(*map(slots_of, parts), strict=True)
-        )
+    def join(same: Sequence[WindowSlot]) -> WindowSlot:
+        words = np.concatenate([np.asarray(slot.words) for slot in same])
+        return WindowSlot(words, tuple(slot.values[0] for slot in same), same[0].total)
 
     entering = first.entering
     if entering is not None:
@@ -332,8 +326,10 @@ def join_partitions(parts: Sequence[RowSparseState], num_words: int) -> RowSpars
             part.partitions[0][: len(range(s, num_words, num_partitions))] for s, part in enumerate(parts)
         ),
         totals=first.totals * num_partitions,
-        leaving=join(lambda part: part.leaving),
-        slots=None if first.slots is None else join(lambda part: part.slots or ()),
+        leaving=tuple(map(join, zip(*(part.leaving for part in parts), strict=True))),
+        slots=None
+        if first.slots is None
+        else tuple(map(join, zip(*(part.slots or () for part in parts), strict=True))),
         entering=entering,
     )
 

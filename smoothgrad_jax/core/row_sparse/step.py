@@ -337,8 +337,8 @@ def _update_partitions(state, batch, kernel, prior, workspace, slot_dtype, pool,
         except BaseException as error:
             updates[s].set_exception(error)  # the other threads wait for it
             raise
-        everything = [update.result() for update in updates]
-        return then(s, everything) if then else None
+        all_updates = [update.result() for update in updates]
+        return then(s, all_updates) if then else None
 
     others = [submit(pool, work, s) for s in range(1, num_partitions)]
     results = [work(0), *(other.result() for other in others)]
@@ -402,7 +402,7 @@ def _fit(kernel, features, total, rest, batch, bounds, scratch, key, sketching):
 
 
 def _compile_fit(kernel, batch, state, key, sketching):
-    """Compile the program for documents by a call, whose result is dropped, as is any error: the step meets it again.
+    """Compile the program for documents by calling it; drop the result, or the error, which the step raises again.
 
     A compilation without a call would not reach the cache that the step's call looks into, and the step would not wait
     for it. The range of documents is empty; a kernel that ignores its range, such as

@@ -1,4 +1,4 @@
-"""The entries of a minibatch as arrays for all documents at once, and how finished documents leave them.
+"""The entries of a minibatch as arrays for all documents at once, and smaller arrays for unfinished documents.
 
 | letter | meaning                                                                                       |
 |--------|-----------------------------------------------------------------------------------------------|
@@ -6,8 +6,8 @@
 | G      | capacity for blocks of eight entries; all entries of a block belong to one document           |
 | W      | topics, padded                                                                                |
 
-A loop over rounds ends when its slowest document ends. Finished documents are masked; when few are left, the others
-move to smaller arrays, for which there is a loop of its own. :func:`sizes` says how small.
+A loop over rounds ends when its slowest document ends. Finished documents are masked. When few documents are
+unfinished, these move to smaller arrays, which have a loop of their own; :func:`sizes` returns the sizes.
 """
 
 from typing import NamedTuple
@@ -89,7 +89,7 @@ def document_of(batch: Batch) -> Array:
 
 
 def sizes(total: int, ratio: int, smallest: int) -> tuple[int, ...]:
-    """Return the sizes of the arrays that hold what is not finished: ``total``, and smaller ones by this ratio."""
+    """Return the sizes of the arrays for unfinished documents: ``total``, and smaller ones by this ratio."""
     found = [total]
     while found[-1] >= ratio * smallest:
         found.append(-(-found[-1] // ratio))

@@ -9,7 +9,7 @@
 | β      | ``beta``    | [U, W]  | E[β_wk] of the words of the batch; K padded to W columns with zeros           |
 | n_w    | ``counts``  |         | how often a word occurs in the document; its n_w tokens share one φ_w         |
 
-A word is updated given all tokens of the document but one of its own. A count below 1 leaves itself out.
+The update of a word leaves one of its own tokens out of N, or all of its count if that is below 1.
 
 Reference: Asuncion, Welling, Smyth and Teh, *On smoothing and inference for topic models*, UAI 2009.
 """
