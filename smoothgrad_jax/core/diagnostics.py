@@ -69,6 +69,7 @@ class MeasuredState(NamedTuple):
       step: i, int32.
       full: The same without noise, from the full data.
       past: The η − λ that the averaged gradients contain; None where statistics are averaged.
+      error: The errors of the last step, inside a run; else None.
     """
 
     params: PyTree
@@ -76,6 +77,7 @@ class MeasuredState(NamedTuple):
     step: jax.Array
     full: WindowState
     past: WindowState | None = None
+    error: GradientError | None = None
 
 
 def measured(state: SVIState, update: Callable[..., SVIState] = svi.global_step) -> MeasuredState:
@@ -161,15 +163,14 @@ def bias_variance(
     """
     model = as_model(model, prior)
     check_key(model, key)
-    if not isinstance(state, MeasuredState):
-        state = measured(state, update)
-    if (state.past is None) != (update is svi.global_step):
+    start = state if isinstance(state, MeasuredState) else measured(state, update)
+    if (start.past is None) != (update is svi.global_step):
         raise ValueError("this state is of a run with another update: continue with that one, or start from init")
     # Each zero is an array of its own, as one array cannot be donated twice.
-    zeros = [_distance(state.params, state.params, per_leaf) for _ in range(3 if state.past is None else 4)]
-    carry, records = svi.run(
+    zeros = [_distance(start.params, start.params, per_leaf) for _ in range(3 if start.past is None else 4)]
+    measured_state, records = svi.run(
         _MeasuredModel(model, data),
-        _Carry(*state, GradientError(*zeros)),
+        start._replace(error=GradientError(*zeros)),
         batches,
         rho=rho,
         length=length,
@@ -179,7 +180,7 @@ def bias_variance(
         key=key,
         donate=donate,
     )
-    return MeasuredState(*carry[:-1]), records
+    return measured_state._replace(error=None), records
 
 
 def averaged_step(
@@ -216,17 +217,6 @@ def averaged_step(
 def count_negative(params: PyTree) -> jax.Array:
     """Return the number of entries of λ that are zero or negative, and so are no parameters of a distribution."""
     return sum((jnp.sum(leaf <= 0) for leaf in jax.tree.leaves(params)), start=jnp.zeros((), int))
-
-
-class _Carry(NamedTuple):
-    """The fields of a :class:`MeasuredState`, and the errors of the last step."""
-
-    params: PyTree
-    window: WindowState
-    step: jax.Array
-    full: WindowState
-    past: WindowState | None
-    error: GradientError
 
 
 class _MeasuredModel(NamedTuple):
@@ -276,7 +266,7 @@ class _MeasuredStep:
             now = averaged(jax.tree.map(jnp.zeros_like, full))
             mean, past = window.push(past, now, length, warmup=warmup)
             error = error._replace(extra_bias=_distance(mean, now, self.per_leaf))
-        return _Carry(new.params, new.window, new.step, full_window, past, error)
+        return MeasuredState(new.params, new.window, new.step, full_window, past, error)
 
 
 @dataclass(frozen=True)
@@ -284,7 +274,7 @@ class _Record:
     record: Callable[[MeasuredState, GradientError], PyTree] | None
 
     def __call__(self, state, _):
-        return self.record(MeasuredState(*state[:-1]), state.error) if self.record else state.error
+        return self.record(state._replace(error=None), state.error) if self.record else state.error
 
 
 def _distance(a, b, per_leaf):

@@ -136,34 +136,22 @@ class ScoringModel(Model, Protocol):
         """Return the score of prepared held-out data; higher is better."""
 
 
-@jax.tree_util.register_pytree_node_class
-class FunctionModel:
-    """A model that is a function and a prior.
+class FunctionModel(NamedTuple):
+    """A model that is a function and a prior; made by :func:`as_model`.
 
-    Args:
-      function: ``(params, batch) -> (statistics, info)``; a ``jax.tree_util.Partial`` keeps its arguments as inputs of
+    Attributes:
+      function: ``(params, batch) -> (statistics, info)``, as a ``jax.tree_util.Partial``, whose arguments are inputs of
         the compiled program.
       prior: η, a pytree prefix of the parameters.
     """
 
-    def __init__(self, function: LocalStep, prior: PyTree) -> None:
-        is_partial = isinstance(function, jax.tree_util.Partial)
-        self.function = function if is_partial else jax.tree_util.Partial(function)
-        self.prior = prior
+    function: LocalStep
+    prior: PyTree
 
     def local_step(self, params: PyTree, batch: PyTree, key: PRNGKey | None = None) -> tuple[PyTree, PyTree]:
         """Call the function."""
         del key
         return self.function(params, batch)
-
-    def tree_flatten(self) -> tuple[tuple[PyTree, PyTree], None]:
-        return (self.function, self.prior), None
-
-    @classmethod
-    def tree_unflatten(cls, _: None, children: tuple[PyTree, PyTree]) -> "FunctionModel":
-        model = object.__new__(cls)
-        model.function, model.prior = children
-        return model
 
 
 class HeldOut(NamedTuple):
@@ -194,7 +182,8 @@ def as_model(model: Model | LocalStep, prior: PyTree | None = None) -> Model:
         )
     if prior is None:
         raise ValueError("a model that is a function needs its prior: give prior=")
-    return FunctionModel(model, prior)
+    is_partial = isinstance(model, jax.tree_util.Partial)
+    return FunctionModel(model if is_partial else jax.tree_util.Partial(model), prior)
 
 
 def local_step(model: Model, params: PyTree, batch: PyTree, key: PRNGKey | None) -> tuple[PyTree, PyTree]:

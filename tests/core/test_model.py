@@ -9,10 +9,10 @@ from unigram_mixture import UnigramMixture
 
 from smoothgrad_jax import LDA, Sampled, pack
 from smoothgrad_jax.core import model as protocol
-from smoothgrad_jax.core.model import FunctionModel
+from smoothgrad_jax.core.model import as_model
 from smoothgrad_jax.core.row_sparse.kernel import RowBatch, RowSparseModel
 
-FUNCTION = FunctionModel(local_step, 1.0)
+FUNCTION = as_model(local_step, 1.0)
 MIXTURE = UnigramMixture(0.3, 1.0, 80)
 VARIATIONAL, SAMPLED = LDA(0.3, 0.2, 50), LDA(0.3, 0.2, 50, method=Sampled())
 

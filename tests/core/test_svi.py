@@ -37,7 +37,7 @@ from smoothgrad_jax import (
 )
 from smoothgrad_jax.core import svi
 from smoothgrad_jax.core.errors import OptionError
-from smoothgrad_jax.core.model import FunctionModel
+from smoothgrad_jax.core.model import as_model
 
 V, K, D, B, STEPS = 30, 4, 60, 5, 200
 MODEL = LDA(0.3, 0.1, D)
@@ -281,7 +281,7 @@ def test_sweep_copies_no_ring():
         return {"moving": params["moving"] * x.mean(), "same": jnp.ones((300, 64)) * x.mean()}, None
 
     params = {"moving": jnp.ones((300, 64)), "same": jnp.ones((300, 64))}
-    inputs = (FunctionModel(step, 0.1), params, jnp.ones((9, 2)), jnp.full(9, 0.1), jnp.array([1.0, 5.0, 20.0]), None)
+    inputs = (as_model(step, 0.1), params, jnp.ones((9, 2)), jnp.full(9, 0.1), jnp.array([1.0, 5.0, 20.0]), None)
     compiled = svi._sweep.lower(*inputs, kind=Moving(20), warmup="mean", record=None).compile()
     loops, _ = compiled.as_text().split("ENTRY")  # what is done once, before the first step, stands in the entry
     assert "f32[3,21,300,64]" in loops
