@@ -1,4 +1,4 @@
-"""What a step of smoothed SVI on a mesh of devices consists of, whatever way λ is stored: rows out, statistics back.
+"""Exchange the rows of λ and their statistics between the devices of a mesh, in a step of smoothed SVI.
 
 The devices may belong to several processes. The documents of a minibatch are divided among the devices, and the words
 too: word w is row w // P of device w mod P. A step exchanges only the rows of the words that the minibatch contains:
@@ -7,8 +7,8 @@ too: word w is row w // P of device w mod P. A step exchanges only the rows of t
     2. these devices send the rows back;
     3. every device fits its documents, and sends the statistics of each row to the device that has it.
 
-What the owners do with the statistics is the business of :mod:`smoothgrad_jax.core.mesh_step` (dense rows) and
-:mod:`smoothgrad_jax.core.row_sparse.mesh` (rows that decay lazily).
+λ is updated by :mod:`smoothgrad_jax.core.mesh_step` (dense rows) or by :mod:`smoothgrad_jax.core.row_sparse.mesh` (rows
+that decay lazily).
 
 | letter | name      | shape      | meaning                                                                       |
 |--------|-----------|------------|-------------------------------------------------------------------------------|

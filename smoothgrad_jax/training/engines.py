@@ -224,8 +224,8 @@ def check_options(options: EngineOptions) -> EngineOptions:
         if not callable(window) and not _is_number(window):
             raise OptionError("window", f"must be a number, a schedule, Adaptive() or a window kind, got {window!r}")
         with option_names():
-            check_lengths(_longest(window))
-        if options.slots is not None and _longest(window) == math.inf:
+            check_lengths(longest_length(window))
+        if options.slots is not None and longest_length(window) == math.inf:
             raise OptionError("slots", "has no effect with window=∞, which stores no statistics: leave it out")
     slot_dtype(options.slots)
     return options
@@ -480,7 +480,7 @@ def _init_rows(model, params, options):
     return init_rows(
         matrix,
         threads,
-        infinite=_longest(window) == math.inf,
+        infinite=longest_length(window) == math.inf,
         window=window if isinstance(window, Adaptive) else None,
         rest=rest,
     )
@@ -510,10 +510,10 @@ def window_kind(options: EngineOptions) -> Window:
         # The run gives every step its length: a kind whose state keeps no length has none.
         kept = window.init(jax.ShapeDtypeStruct((), np.float32)).kind
         return kept if kept.length is None else window
-    return Moving(_longest(window), dtype=slot_dtype(options.slots))
+    return Moving(longest_length(window), dtype=slot_dtype(options.slots))
 
 
-def _longest(window):
+def longest_length(window: WindowSpec) -> float:
     """Return the longest length of a moving window, with which a schedule starts."""
     if isinstance(window, Adaptive):
         return window.longest

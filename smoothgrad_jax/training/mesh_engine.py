@@ -32,11 +32,13 @@ from smoothgrad_jax.core.mesh_step import MeshState
 from smoothgrad_jax.core.model import Model, check_key, checked, for_platform, is_batched, uses_key
 from smoothgrad_jax.core.row_sparse.kernel import RowSparseModel
 from smoothgrad_jax.core.row_sparse.state import END, RowSparseState, partition_batch
+from smoothgrad_jax.core.svi import SVIState
 from smoothgrad_jax.core.types import ArrayLike, PyTree
 from smoothgrad_jax.core.window import Window
 from smoothgrad_jax.data.batches import Batch
 from smoothgrad_jax.data.sampling import prefetch
 from smoothgrad_jax.training.engines import (
+    DenseAdaptiveState,
     EngineOptions,
     PreparedBatch,
     Request,
@@ -45,6 +47,7 @@ from smoothgrad_jax.training.engines import (
     check_rows,
     check_rule,
     check_window,
+    longest_length,
     negative_error,
     not_finite_error,
     option_names,
@@ -127,7 +130,7 @@ class MeshEngine:
         with option_names():
             if isinstance(start, MeshState):
                 self._parameters = self._resume(start)
-            elif _is_state(start):
+            elif isinstance(start, SVIState | DenseAdaptiveState | RowSparseState):
                 raise ValueError(
                     "this state is of a run without a mesh; continue it without one, or from its parameters"
                 )
@@ -152,7 +155,7 @@ class MeshEngine:
             self._rule = adaptive.init_delayed(window, sketch)
         num_words = 0 if matrix is None else len(matrix)
         if matrix is not None and self._is_lazy(model, num_words):
-            infinite = not callable(window) and window == math.inf
+            infinite = longest_length(window) == math.inf
             lazy = LazyRows(self._placement, num_words)
             return lazy.begin(np.asarray(matrix), rest, None if rest is None else window_kind(self._options), infinite)
         if self._options.slots == "uint8":
@@ -391,10 +394,6 @@ def _row_type(matrix):
 def _as_numpy(leaf):
     """Return an array in the dtype that it has in a compiled program."""
     return np.asarray(leaf, jax.dtypes.canonicalize_dtype(np.asarray(leaf).dtype))
-
-
-def _is_state(start):
-    return hasattr(start, "_fields") and not {"step", "state"}.isdisjoint(start._fields)
 
 
 def _fill(words, batch, capacity):
