@@ -1,4 +1,4 @@
-# The names that __init__.py imports on first use, for editors and type checkers.
+# The public names: __init__.py reads them from this file, and imports each on first use.
 from smoothgrad_jax.app.estimator import SmoothedLDA as SmoothedLDA
 from smoothgrad_jax.app.model_comparison import Comparison as Comparison
 from smoothgrad_jax.app.model_comparison import compare_models as compare_models

@@ -19,14 +19,12 @@ the command runs. The options of a run come from :class:`smoothgrad_jax.app.sett
 """
 
 import argparse
-import contextlib
 import io
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from smoothgrad_jax import __version__
-from smoothgrad_jax.core.errors import OptionError
 
 _INPUTS = (
     "files or a folder: text with one document per line, a folder of text files, JSON lines, CSV, TSV, Parquet, UCI "
@@ -216,19 +214,12 @@ def _launch_options(parser: argparse.ArgumentParser) -> None:
 
 
 class Command(NamedTuple):
-    """A command.
-
-    Attributes:
-      help: What it does.
-      add_options: Adds its options to a parser.
-      output: How its output is read.
-      compiles: Whether it compiles programs, which :mod:`smoothgrad_jax.app.program_cache` stores.
-    """
+    """A command: what it does, and its options."""
 
     help: str
     add_options: Callable[[argparse.ArgumentParser], None]
-    output: str = ""
-    compiles: bool = True
+    output: str = ""  # how its output is read
+    compiles: bool = True  # programs, which `smoothgrad_jax.app.program_cache` stores
 
     @property
     def description(self) -> str:
@@ -421,6 +412,7 @@ def flag(name: str) -> str:
 def _setting(name: str) -> Callable[[str], Any]:
     """Return the argparse type of a setting."""
     from smoothgrad_jax.app.settings import parse_option
+    from smoothgrad_jax.core.errors import OptionError
 
     def convert(text: str) -> Any:
         try:
@@ -451,10 +443,11 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _number_or_fraction(text: str) -> int | float:
-    for convert in (int, float):
-        with contextlib.suppress(ValueError):
-            return convert(text)
-    raise argparse.ArgumentTypeError(f"must be a number of documents, or a fraction such as 0.5, got {text}")
+    try:
+        return int(text) if text.isdecimal() else float(text)
+    except ValueError:
+        problem = f"must be a number of documents, or a fraction such as 0.5, got {text}"
+        raise argparse.ArgumentTypeError(problem) from None
 
 
 def _lengths(text: str) -> tuple[int, ...]:
