@@ -310,6 +310,8 @@ def test_a_document_of_a_corpus_folder_is_shown_by_its_words(model, papers, fold
         (["transform", "--keep", "volume"], "--keep volume: there is no such field"),
         (["transform", "--keep", "id"], "--keep id: the output has a column of this name"),
         (["score", "--out", "x.csv", "--id", "none"], "--id none: there is no such field"),
+        (["score", "--id", "id"], "--id has no effect without --out"),
+        (["score", "--keep", "date"], "--keep has no effect without --out"),
     ],
 )
 def test_errors_name_the_option_and_what_is_expected(model, papers, capsys, monkeypatch, folder, arguments, message):
@@ -416,6 +418,18 @@ def test_a_table_can_be_piped(model, papers):
     command = [sys.executable, "-m", "smoothgrad_jax", "transform", model, str(papers[0])]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert len(done.stdout.splitlines()) == 61
+
+
+def test_an_output_in_the_folder_of_the_documents_is_no_document(model, tmp_path):
+    for name in ("a", "c"):
+        (tmp_path / f"{name}.txt").write_text("anchor sail")
+    table, converted = tmp_path / "b.csv", tmp_path / "b"
+    assert main(["transform", model, str(tmp_path), "--out", str(table)]) == 0
+    with table.open() as lines:
+        assert [row["id"] for row in csv.DictReader(lines)] == ["a.txt", "c.txt"]
+    table.unlink()
+    assert main(["convert", str(tmp_path), str(converted)]) == 0
+    assert corpus_folder.open_folder(converted).corpus.num_docs == 2
 
 
 def test_a_single_document_has_no_similar_ones(model, folder, capsys):

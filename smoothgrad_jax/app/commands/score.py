@@ -10,6 +10,7 @@ from smoothgrad_jax.app import saved_models
 from smoothgrad_jax.app.commands.inputs import open_for_model
 from smoothgrad_jax.app.commands.output import CommandError, emit
 from smoothgrad_jax.app.commands.tables import check_output, table_writer
+from smoothgrad_jax.core.errors import OptionError
 from smoothgrad_jax.data.errors import plural
 from smoothgrad_jax.models.lda import inference
 
@@ -19,6 +20,9 @@ _COLUMNS = ("log_prob", "held_out_words")
 def run(args: Namespace) -> int:
     """Print nats per held-out word; with ``--out`` also write one row per document."""
     check_output(args.out)
+    for name in ("id", "keep"):
+        if getattr(args, name) and not args.out:
+            raise OptionError(name, "has no effect without --out")
     model = saved_models.load_model(args.model)
     documents, scores = open_for_model(args, model, _COLUMNS if args.out else ()), []
     with table_writer(args.out, documents.column_types) if args.out else nullcontext(None) as write:
