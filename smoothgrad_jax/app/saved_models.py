@@ -140,12 +140,7 @@ class SavedModel(NamedTuple):
         return LDA(self.alpha, self.eta, self.num_docs, **options)
 
     def transform(self, documents: "Documents", **options: Any) -> npt.NDArray:
-        """Return E[θ] of documents as [D, K].
-
-        Args:
-          documents: As in :func:`smoothgrad_jax.models.lda.inference.proportions`.
-          **options: Options of that function.
-        """
+        """Return E[θ] [D, K]; the arguments are those of :func:`smoothgrad_jax.models.lda.inference.proportions`."""
         import jax
 
         from smoothgrad_jax.models.lda import inference
@@ -153,8 +148,8 @@ class SavedModel(NamedTuple):
         lam = np.asarray(self.lam, jax.dtypes.canonicalize_dtype(self.lam.dtype))
         return inference.proportions(self.lda(), lam, documents, **options)
 
-    def pyldavis_inputs(self, corpus: "Documents | None" = None) -> dict[str, Any]:
-        """Return the arguments of ``pyLDAvis.prepare`` for these topics; see :meth:`to_pyldavis`."""
+    def _pyldavis_inputs(self, corpus: "Documents | None") -> dict[str, Any]:
+        """Return the arguments of ``pyLDAvis.prepare``."""
         if corpus is None:
             # One document with the statistics of the corpus: pyLDAvis shows only the totals per topic and per word.
             words = np.asarray(self.lam).sum(1, dtype=np.float64) if self.word_counts is None else self.word_counts
@@ -188,7 +183,7 @@ class SavedModel(NamedTuple):
             import pyLDAvis
         except ImportError as error:
             raise ImportError("to_pyldavis needs pyLDAvis: pip install pyLDAvis") from error
-        return pyLDAvis.prepare(**self.pyldavis_inputs(corpus), **{"mds": _topic_map} | options)
+        return pyLDAvis.prepare(**self._pyldavis_inputs(corpus), **{"mds": _topic_map} | options)
 
     def to_octis(
         self, documents: "Documents", test: "Documents | None" = None, *, top_words: int = 10
@@ -222,11 +217,7 @@ class SavedModel(NamedTuple):
 
 
 def save_model(path: str | os.PathLike, model: SavedModel) -> None:
-    """Write a model to a folder; an existing model is replaced atomically.
-
-    Args:
-      path: The folder, which is created if necessary. Other files in it are not changed.
-      model: The model.
+    """Write a model to a folder, which is created if necessary; an existing model is replaced atomically.
 
     Raises:
       ValueError: If the parts of the model do not match.
@@ -277,8 +268,8 @@ def load_model(path: str | os.PathLike) -> SavedModel:
     """
     folder = Path(path)
     if not folder.is_dir():
-        found = "got a file" if folder.exists() else "which does not exist"
-        raise LoadError(f"{folder}: expected the folder of a model, {found}")
+        found = ", got a file" if folder.exists() else "; there is no such folder"
+        raise LoadError(f"{folder}: expected the folder of a model{found}")
     started_at = _modification(folder)
     try:
         return _load(folder)
@@ -289,11 +280,7 @@ def load_model(path: str | os.PathLike) -> SavedModel:
 
 
 def described_files(path: str | os.PathLike) -> dict[str, Entry]:
-    """Return the entries of the files of a model.
-
-    Raises:
-      LoadError: The description is missing or damaged.
-    """
+    """Return the entries of the files of a model, or raise a :class:`LoadError`."""
     return durable_files.read_json(Path(path) / "model.json", _FORMAT, _VERSION, _CONTENT)["files"]
 
 

@@ -40,12 +40,11 @@ METADATA = "metadata.jsonl"  # an optional file
 _TYPES = {"indptr.npy": ("<i8",), "indices.npy": ("<u2", "<i4"), "data.npy": ("|u1", "<u2", "<u4", "<f4")}
 _WORDS = "vocabulary.txt"
 _SEQUENCES = OptionName("ngram_range", (1, 2))
-_MAX_WORDS = 2**31 - 1  # word ids are int32
 _CHUNK = 1 << 20  # offsets that are compared at a time
 _MANIFEST = schema.record(
     {
         "num_docs": schema.integer(1),
-        "num_words": schema.integer(1, _MAX_WORDS),
+        "num_words": schema.integer(1, count_blocks.MAX_WORDS),
         "num_entries": schema.integer(),
         "num_tokens": schema.number(0),
         "source": schema.record({"format": schema.string, "paths": schema.list_of(schema.string)}),
@@ -168,10 +167,7 @@ def read(
 ) -> CountedCorpus:
     """Read a corpus into memory, with the content and the types that :func:`convert` would write to a folder.
 
-    The arguments are those of :func:`convert`.
-
-    Raises:
-      CorpusError: If the source or an option is not usable, or no word is left.
+    The arguments and the errors are those of :func:`convert`.
     """
     tokens, limits, words = _check_options(source, jobs, **options)
     with counting.count(source, tokens, limits, words, jobs, progress) as counted:
@@ -209,15 +205,7 @@ def open_folder(path: str | os.PathLike, *, verify: bool = False) -> CountedCorp
 
 
 def read_metadata(path: str | os.PathLike, manifest: dict[str, Any]) -> Iterator[Metadata]:
-    """Yield the ids and kept fields of all documents of a corpus folder, which must contain some.
-
-    Args:
-      path: The folder.
-      manifest: Its manifest, as :func:`open_folder` returns it.
-
-    Raises:
-      CorpusError: If the file is damaged.
-    """
+    """Yield the ids and kept fields of all documents of a corpus folder, which must contain some."""
     file, number = Path(path) / METADATA, 0
     try:
         with durable_files.loading(file), durable_files.open_regular(file) as lines:
@@ -231,13 +219,8 @@ def read_metadata(path: str | os.PathLike, manifest: dict[str, Any]) -> Iterator
 
 
 def described_files(path: str | os.PathLike) -> dict[str, Entry]:
-    """Return the entries of the files of a corpus folder.
-
-    Raises:
-      LoadError: The manifest is missing or damaged.
-    """
-    manifest = durable_files.read_json(Path(path) / "manifest.json", FORMAT, VERSION, _MANIFEST)
-    return manifest["files"]
+    """Return the entries of the files of a corpus folder, or raise a :class:`LoadError`."""
+    return durable_files.read_json(Path(path) / "manifest.json", FORMAT, VERSION, _MANIFEST)["files"]
 
 
 def is_folder(path: str | os.PathLike) -> bool:
@@ -310,17 +293,15 @@ def _check_options(
     """Return the definition of a token in text, the limits by which words are chosen, and the vocabulary if given."""
     if tokens is not None and token_options:
         raise CorpusError(OptionName(next(iter(token_options))), " has no effect beside a definition of a token")
+    text.check_limits(min_df, max_df, max_features, min_npmi)
     if source.is_text:
         tokens = tokens or text.tokens(**token_options, encoding=source.encoding)
     else:
-        given = {"jobs": jobs, "tokens": tokens}
-        for name, value in (
-            *token_options.items(),
-            *((name, given[name]) for name in given if given[name] is not None),
-        ):
-            raise corpus_error(source.paths[0], (OptionName(name, value), f" has no meaning for {source.format}"))
+        npmi = None if min_npmi == "auto" else min_npmi
+        for name, value in {**token_options, "jobs": jobs, "tokens": tokens, "min_npmi": npmi}.items():
+            if name in token_options or value is not None:
+                raise corpus_error(source.paths[0], (OptionName(name, value), f" has no meaning for {source.format}"))
     limits = {"min_df": min_df, "max_df": max_df, "max_features": max_features}
-    text.check_limits(min_df, max_df, max_features, min_npmi)
     if tokens is not None and tokens.ngram_range[1] > 1:
         limits["min_npmi"] = min_npmi
     elif min_npmi != "auto":

@@ -1,6 +1,7 @@
 """The command: its files and JSON output, interruption and resumption, and one-line errors."""
 
 import errno
+import fcntl
 import gzip
 import json
 import os
@@ -183,6 +184,11 @@ def test_labels_from_a_file_stay_in_the_model(model, texts, folder, capsys):
     path.write_text('{"0": "cooking"}')
     assert main(["topics", str(named), "--labels", str(path)]) == 0
     assert load_model(named).labels == {0: "cooking"}
+    # A run that writes the model would replace the labels at its end.
+    with open(named / ".lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert main(["topics", str(named), "--labels", str(path)]) == 1
+    assert "has been writing here since" in capsys.readouterr().err
     # `--overwrite` replaces the model at the end: a run that is killed before leaves checkpoints beside other topics.
     earlier = {path: path.read_bytes() for path in named.iterdir() if path.is_file()}
     assert main(["fit", str(texts), "--out", str(named), "--overwrite", *COMMON, "--seed", "1"]) == 0
@@ -454,7 +460,7 @@ def test_verify_reports_every_file_of_a_corpus_a_model_and_its_checkpoints(conve
     assert main(["verify", str(file)]) == 1
     assert capsys.readouterr().err.endswith("a model, a run or a checkpoint, got a file\n")
     assert main(["verify", str(tmp_path / "missing")]) == 1
-    assert capsys.readouterr().err.endswith("a model, a run or a checkpoint, which does not exist\n")
+    assert capsys.readouterr().err.endswith("a model, a run or a checkpoint; there is no such folder\n")
     (tmp_path / "sweep.json").write_text("[]")
     assert main(["verify", str(tmp_path)]) == 1
     assert f"one folder per run in {tmp_path / 'runs'}" in capsys.readouterr().err
@@ -612,7 +618,7 @@ def test_the_help_of_the_topics_says_what_their_columns_mean(capsys):
     ("arguments", "message"),
     [
         (["fit", "missing.txt", "--out", "m"], "missing.txt"),
-        (["topics", "missing"], "missing: expected the folder of a model, which does not exist"),
+        (["topics", "missing"], "missing: expected the folder of a model; there is no such folder"),
         (["fit", "texts.txt", "--out", "model", "--topics", "3"], "--resume continues it, --overwrite replaces it"),
         (["fit", "texts.txt", "--out", "cache", "--topics", "3"], "cache: is not empty"),
         (["fit", "texts.txt", "--out", "texts.txt"], "expected a folder or a new name, got a file"),
@@ -631,6 +637,8 @@ def test_the_help_of_the_topics_says_what_their_columns_mean(capsys):
         ),
         (["fit", "texts.txt", "--out", "new", "--min-df", "0"], "--min-df: expected an integer number of documents"),
         (["fit", "texts.txt", "--out", "new", "--sort"], "texts.txt: --sort has no meaning for text"),
+        (["fit", "texts.txt", "--out", "new", "--words-file", "texts.txt"], "--words-file has no meaning for text"),
+        (["transform", "model", "texts.txt", "--words-file", "texts.txt"], "--words-file has no meaning for text"),
         (
             ["fit", "texts.txt", "--out", "new", "--encoding", "utf-16"],
             "not valid utf-16; pass another --encoding",
@@ -651,12 +659,16 @@ def test_the_help_of_the_topics_says_what_their_columns_mean(capsys):
         (["report", "model", "--field", "body"], "--field has no effect without documents to read"),
         (["report", "model", "--by", "date"], "--by has no effect without documents to read"),
         (["report", "model", "texts.txt", "--period", "year"], "--period has no effect without --by"),
-        (["report", "model", "--compare", "missing"], "missing: expected the folder of a model, which does not exist"),
+        (
+            ["report", "model", "--compare", "missing"],
+            "missing: expected the folder of a model; there is no such folder",
+        ),
         (["topics", "model", "--all", "--json"], "--all has no effect with --json"),
         (["sweep", "missing", "--out", "texts.txt"], "texts.txt: expected a folder or a new name, got a file"),
         (["sweep", "missing", "--out", "texts.txt/new"], "texts.txt/new: expected a folder or a new name, got a file"),
         (["fit", "counts.ldac", "--out", "new", "--stop-words", "none"], "--stop-words has no meaning for ldac"),
         (["convert", "counts.ldac", "new", "--jobs", "2"], "--jobs 2 has no meaning for ldac"),
+        (["convert", "counts.ldac", "new", "--min-npmi", "0.1"], "--min-npmi 0.1 has no meaning for ldac"),
         (["fit", "counts.ldac", "--out", "new", "--encoding", "latin-1"], "--encoding latin-1 has no meaning for ldac"),
         (["fit", "texts.txt", "--out", "new", "--stop-words", "german"], "there is no file 'german'"),
         (

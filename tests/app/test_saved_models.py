@@ -303,7 +303,7 @@ def test_folders_without_a_model_are_named(tmp_path):
         (tmp_path / name).mkdir()
         durable_files.write_json(tmp_path / name / "model.json", metadata)
     for name, message in (
-        ("nothing", "nothing: expected the folder of a model, which does not exist"),
+        ("nothing", "nothing: expected the folder of a model; there is no such folder"),
         ("file", "expected the folder of a model, got a file"),
         ("empty", r"model.json: missing; every smoothgrad model has this file"),
         ("foreign", "model.json: not a smoothgrad model"),

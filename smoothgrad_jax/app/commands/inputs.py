@@ -45,6 +45,8 @@ def open_source(args: Namespace) -> Source:
     options: dict[str, Any] = {name: getattr(args, name, default) for name, default in _READING.items()}
     words = options.pop("words_file")
     source = sources.open_source(args.inputs, vocabulary=False if words == "none" else words, **options)
+    if source.is_text and words:
+        raise OptionError("words_file", f"has no meaning for {source.format}: it names the words of counts")
     if source.field and not args.field:
         log(f"reading the text from the field {source.field!r}; --field selects another")
     if source.field and source.id and getattr(args, "id", source.id) is None:
@@ -81,9 +83,7 @@ def _find_modules_here() -> None:
 def open_corpus(args: Namespace, checkpoint: Checkpoint | None = None) -> CountedCorpus:
     """Return the corpus to train on: memory-mapped if it is a corpus folder, otherwise read into memory.
 
-    Args:
-      args: Arguments of the command.
-      checkpoint: Supplies the vocabulary options if the command line has none.
+    The vocabulary options are those of the checkpoint, if there is one and the command line has none.
     """
     source, options = open_source(args), word_options(args)
     if isinstance(source.loaded, CountedCorpus):
@@ -118,17 +118,11 @@ def provenance(stored: CountedCorpus) -> dict[str, Any]:
 
 
 class ModelInputs(NamedTuple):
-    """Documents to which a model is applied.
-
-    Attributes:
-      source: The files.
-      corpus: Their counts, with at most as many words as λ has rows.
-      words: The words of the corpus.
-    """
+    """Documents to which a model is applied."""
 
     source: Source
-    corpus: Corpus
-    words: list[str]
+    corpus: Corpus  # with at most as many words as λ has rows
+    words: list[str]  # of the corpus
 
     def documents(self) -> Iterator[Document]:
         """Yield the documents; the text of a document of counts is its distinct words."""
@@ -190,10 +184,7 @@ def title_of(number: int, metadata: Metadata) -> str:
 def open_for_model(args: Namespace, model: SavedModel, columns: Collection[str] = ()) -> ModelInputs:
     """Open the documents on the command line for a model; report words outside its vocabulary.
 
-    Args:
-      args: Arguments of the command.
-      model: The model.
-      columns: Columns of the output, beside those of the documents; no kept field can have the name of one.
+    No kept field can have the name of one of the columns, which the output has beside those of the documents.
     """
     source, vocabulary = open_source(args), model.vocabulary
     for name in source.keep if columns else ():

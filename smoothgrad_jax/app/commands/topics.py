@@ -8,6 +8,7 @@ from smoothgrad_jax.app import saved_models
 from smoothgrad_jax.app.commands.output import emit, log, print_topics
 from smoothgrad_jax.app.topic_labels import read_labels
 from smoothgrad_jax.core.errors import OptionError
+from smoothgrad_jax.data import folder_lock
 from smoothgrad_jax.data.errors import plural
 
 
@@ -17,8 +18,10 @@ def run(args: Namespace) -> int:
         raise OptionError("all", "has no effect with --json, which writes all topics")
     model = saved_models.load_model(args.model)
     if args.labels is not None:
-        model = model._replace(labels=read_labels(args.labels, model.lam.shape[1]))
-        saved_models.save_model(args.model, model)
+        with folder_lock.locked(args.model):  # a run would replace the labels by those that it has read at its start
+            model = saved_models.load_model(args.model)
+            model = model._replace(labels=read_labels(args.labels, model.lam.shape[1]))
+            saved_models.save_model(args.model, model)
         log(f"{args.model}: {plural(len(model.labels or {}), 'label')}")
     if not args.json:
         print_topics(model, args.words, show_all=args.all)

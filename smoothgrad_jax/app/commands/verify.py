@@ -42,8 +42,8 @@ def _verdicts(folder: Path) -> Iterator[Verdict]:
     """Yield the verdicts on the files of a corpus, of a model and its checkpoints, or of one or several checkpoints."""
     expected = "expected the folder of a corpus, a model, a run or a checkpoint"
     if not folder.is_dir():
-        got = "got a file" if folder.exists() else "which does not exist"
-        raise CommandError(f"{folder}: {expected}, {got}")
+        problem = ", got a file" if folder.exists() else "; there is no such folder"
+        raise CommandError(f"{folder}: {expected}{problem}")
     stored = [path for each in (folder, folder / "checkpoints") for path in Checkpoints(each).paths()]
     described: list[tuple[Path, Callable[[Path], dict[str, Entry]]]] = [
         (folder / "manifest.json", corpus_folder.described_files),
