@@ -38,7 +38,7 @@ from smoothgrad_jax.core.types import Array, ArrayLike, PRNGKey, PyTree
 from smoothgrad_jax.data import schema
 from smoothgrad_jax.data.corpus import Corpus
 from smoothgrad_jax.data.durable_files import LoadError, SaveError, loading
-from smoothgrad_jax.models.lda import inference, priors
+from smoothgrad_jax.models.lda import inference, local_steps, priors
 from smoothgrad_jax.models.lda.execution import named_execution
 from smoothgrad_jax.models.lda.methods import Variational, named_method
 from smoothgrad_jax.models.lda.model import LDA
@@ -74,13 +74,7 @@ Watch = Callable[[Iterator[Progress]], Iterator[Progress]]
 
 
 def hold_out(rng: np.random.Generator, num_docs: int, number: int) -> tuple[npt.NDArray, npt.NDArray]:
-    """Return the documents to train on and those to hold out, each in increasing order.
-
-    Args:
-      rng: Source of randomness.
-      num_docs: D.
-      number: Documents to hold out.
-    """
+    """Return the documents to train on and those to hold out, each in increasing order."""
     order = rng.permutation(num_docs).astype(np.int32 if num_docs < 2**31 else np.int64)
     held_out, documents = np.split(order, [number])
     return np.sort(documents), np.sort(held_out)
@@ -92,9 +86,7 @@ def initial_topics(
     """Return the initial λ [V, K], seeded with documents of the corpus.
 
     Args:
-      key: A random key.
-      corpus: The counts.
-      num_topics: K.
+      key, corpus, num_topics: As in :func:`smoothgrad_jax.seed_topics`.
       documents: Candidate documents, of which at most 10,000 evenly spaced ones are used; by default all documents.
       num_docs: Number of documents to which λ is scaled; by default the number of candidates.
 
@@ -143,7 +135,7 @@ def check_same_run(stored: Mapping[str, Any], settings: Settings, metadata: Mapp
     Args:
       stored: Settings and metadata of the checkpoint or of the model.
       settings: Resolved settings of the new run; options with ``may_change`` may differ.
-      metadata: Further entries, such as a fingerprint of the corpus.
+      metadata: Entries of the new run beside its settings.
 
     Raises:
       OptionError: A setting differs.
@@ -160,25 +152,13 @@ def check_same_run(stored: Mapping[str, Any], settings: Settings, metadata: Mapp
 
 
 def stored_settings(checkpoint: Checkpoint) -> Settings:
-    """Return the settings of a checkpoint; a new run chooses the number of threads.
-
-    Raises:
-      LoadError: A setting has no valid value.
-    """
+    """Return the settings of a checkpoint; a new run chooses the number of threads."""
     with loading(checkpoint.path / "checkpoint.json"):
         return Settings.from_json(checkpoint.settings, threads=None)
 
 
 def check_settings(stored: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Raise an error if a setting differs from the one of a checkpoint.
-
-    Args:
-      stored: The settings of the checkpoint.
-      current: Settings of the new run, some or all; options with ``may_change`` may differ.
-
-    Raises:
-      OptionError: A setting differs.
-    """
+    """Raise an :class:`OptionError` if a setting of a new run differs from that of the checkpoint, and must not."""
     for name, value in current.items():
         then, now = stored.get(name), "inf" if value == math.inf else value
         if then != now and not OPTIONS[name].may_change:
@@ -192,8 +172,7 @@ class PriorLearner:
 
     Args:
       settings: Which priors are learned.
-      corpus: The counts.
-      documents: Documents of the corpus to learn from; None for all.
+      corpus, documents: The documents to learn from; None for all of the corpus.
       rng: Chooses the documents of each update.
     """
 
@@ -250,11 +229,7 @@ class PriorLearner:
         }
 
     def restore(self, model: LDA, state: Mapping[str, Any], num_topics: int) -> LDA:
-        """Continue from a state; returns the model with its priors.
-
-        Raises:
-          ValueError: The state is not one of :meth:`state`.
-        """
+        """Continue from a :meth:`state`; returns the model with its priors."""
         _LEARNED(state, "learned")
         for name in ("alpha", "mean_log"):
             if np.size(state[name]) not in (1, num_topics):
@@ -387,13 +362,18 @@ class Run:
         stored = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         if isinstance(state, MeshState):  # the parts of this process
             stored = stored // len(state.parts) * int(state.num_devices)
-        if not isinstance(state, RowSparseState) or state.slots is None:
+        if not isinstance(state, RowSparseState):
             return stored  # a dense state has the slots of its window from the start
+        rows, bytes_per_id = corpus.layout(self._batch_size).num_used, np.dtype(np.int32).itemsize
+        width = local_steps.width(self.model.method, state.num_columns)
+        stored += rows * (len(state.partitions) * width * state.dtype.itemsize + bytes_per_id)  # of the last minibatch
+        if state.slots is None:
+            return stored
         window = window_object(self._settings.window)
         longest = window.longest if isinstance(window, Adaptive) else window(0) if callable(window) else window
-        slot = corpus.layout(self._batch_size).num_used * state.num_columns
-        itemsize = np.dtype(jnp.dtype(self._settings.slots or state.dtype)).itemsize
-        return stored + int(min(longest, self.steps)) * slot * itemsize
+        dtype = jnp.dtype(self._settings.slots or state.dtype)
+        bytes_per_row = state.num_columns * dtype.itemsize + bytes_per_id + (4 if dtype == np.uint8 else 0)  # a scale
+        return stored + int(min(longest, self.steps)) * rows * bytes_per_row
 
     def close(self) -> None:
         """End the run; ``params`` and ``state`` stay available."""

@@ -12,12 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smoothgrad_jax import Progress, SaveError, load_model, match_topics
+from smoothgrad_jax import Progress, SaveError, load_model, match_topics, open_source
 from smoothgrad_jax.app import saved_models
 from smoothgrad_jax.app.cli import main
 from smoothgrad_jax.app.commands import sweep, sweep_estimate
+from smoothgrad_jax.app.commands.parallel_runs import RunTask
 from smoothgrad_jax.app.configuration_choice import NPMI_FLOOR, SCORE_FLOOR, Configuration, choose, tolerance
+from smoothgrad_jax.app.settings import Settings
 from smoothgrad_jax.core._xla import BEFORE_JAX_0_12
+from smoothgrad_jax.data import corpus_folder
 
 ROOT = Path(__file__).parents[2]
 COMMON = ["--passes", "6", "--batch-size", "32", "--threads", "1"]
@@ -264,6 +267,16 @@ def test_memory_limits_the_runs_at_a_time(texts, tmp_path, monkeypatch):
     with pytest.raises(StopIteration):
         main(["sweep", str(texts), "--out", str(tmp_path / "out"), "--topics", "2,3", *COMMON[:4]])
     assert (found["jobs"], found["threads"]) == (2, 16)
+
+
+def test_the_estimate_includes_a_full_window_of_any_kind(texts):
+    stored, found = corpus_folder.read(open_source(texts)), []
+    for window in (16, "adaptive:16:16", "phase-out:16:100:200"):
+        settings = Settings(topics=3, window=window, passes=9).resolve(stored.corpus.num_docs)
+        found.append(sweep_estimate.estimate([RunTask(settings, texts.parent)], stored, {}, 1).state)
+    assert found[0] > 5_000
+    assert found[2] == found[0]
+    assert found[1] > 0.9 * found[0]
 
 
 def stop(*_):

@@ -15,6 +15,7 @@ import contextlib
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from multiprocessing import connection
 from multiprocessing.connection import Connection
@@ -38,36 +39,21 @@ from smoothgrad_jax.training.engines import NotFiniteError
 
 
 class RunTask(NamedTuple):
-    """One run.
-
-    Attributes:
-      settings: Resolved settings.
-      folder: Where its model is saved.
-    """
+    """A run: its resolved settings, and the folder of its model."""
 
     settings: Settings
     folder: Path
 
 
 class Started(NamedTuple):
-    """A message: a run has started.
-
-    Attributes:
-      step: Steps of the checkpoint from which it continues; 0 without one.
-      steps: Steps of the complete run.
-    """
+    """A message: a run of so many steps has started after ``step``, that of its checkpoint, or 0 without one."""
 
     step: int
     steps: int
 
 
 class Ended(NamedTuple):
-    """A message: a run has ended.
-
-    Attributes:
-      is_complete: Whether the model has been saved.
-      error: Why not; None if the run was stopped.
-    """
+    """A message: a run has ended, and its model has been saved; or the error, None if the run was stopped."""
 
     is_complete: bool
     error: str | None = None
@@ -80,14 +66,7 @@ Notify: TypeAlias = Callable[[int, Message], None]  # number of the task, messag
 def train_runs(
     tasks: Sequence[RunTask], stored: CountedCorpus, metadata: Mapping[str, Any], *, jobs: int, notify: Notify
 ) -> None:
-    """Train runs; a run that fails does not end the others.
-
-    Args:
-      tasks: The runs, in the order in which they start.
-      stored: The corpus.
-      metadata: As in :func:`smoothgrad_jax.app.commands.training.new_run`.
-      jobs: Number of processes; with one, the runs take place in this process.
-      notify: Called with the messages of the runs.
+    """Train runs in ``jobs`` processes, or in this one if that is 1; a run that fails does not end the others.
 
     Raises:
       KeyboardInterrupt: After every run in progress has written a checkpoint.
@@ -113,7 +92,7 @@ def _train(stored: CountedCorpus, metadata: Mapping[str, Any], task: RunTask, se
         if last:
             runs.check_same_run(last.settings, settings, metadata)
             # The number of threads is that of the checkpoint's state.
-            settings = Settings.from_json({**settings.as_json(), "threads": None})
+            settings = replace(settings, threads=None)
         run = new_run(stored, settings, dict(metadata), last)
         send(Started(run.step, run.steps))
 

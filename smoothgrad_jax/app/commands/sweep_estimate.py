@@ -17,7 +17,6 @@ from smoothgrad_jax.app.progress import clock
 from smoothgrad_jax.app.runs import Run
 from smoothgrad_jax.core._threads import num_cores
 from smoothgrad_jax.core.svi import free_memory
-from smoothgrad_jax.core.types import PyTree
 from smoothgrad_jax.data.corpus_folder import CountedCorpus
 
 _SECONDS = 1.0  # of training that are measured, after the steps that compile
@@ -25,25 +24,15 @@ _KEPT_CHECKPOINTS = 3  # of a run in progress: two, and the one that is being wr
 
 
 class Estimate(NamedTuple):
-    """What a sweep needs; made by :func:`estimate`.
+    """What a sweep needs, as if every run took as long as the largest one; made by :func:`estimate`."""
 
-    Attributes:
-      jobs: Runs at a time.
-      threads: Threads per run; None for the default of a run.
-      seconds: Time in total, as if every run took as long as the largest one.
-      seconds_per_run: Time of the largest run.
-      memory: Bytes per process; None where the system does not tell.
-      state: Bytes of the training state of the largest run, and of one of its checkpoints, with a full window.
-      disk: Bytes of the models, and of the checkpoints of the runs in progress.
-    """
-
-    jobs: int
-    threads: int | None
-    seconds: float
+    jobs: int  # runs at a time
+    threads: int | None  # per run; None for the default of a run
+    seconds: float  # in total
     seconds_per_run: float
-    memory: int | None
-    state: int
-    disk: int
+    memory: int | None  # bytes per process; None where the system does not tell
+    state: int  # bytes of the training state of the largest run, and of one of its checkpoints, with a full window
+    disk: int  # bytes of the models, and of the checkpoints of the runs in progress
 
     def describe(self) -> str:
         """Return the estimate as one line."""
@@ -58,13 +47,9 @@ class Estimate(NamedTuple):
 def estimate(
     tasks: Sequence[RunTask], stored: CountedCorpus, metadata: dict[str, Any], jobs: int | None = None
 ) -> Estimate:
-    """Train the first run for a moment, and return what all runs need.
+    """Train the first run, which is the largest, for a moment, and return what all runs need.
 
-    Args:
-      tasks: The runs; the first one is the largest.
-      stored: The corpus.
-      metadata: As in :func:`smoothgrad_jax.app.commands.training.new_run`.
-      jobs: Runs at a time; by default one per core, or per ``threads`` cores, as far as the memory suffices.
+    By default there is one run at a time per core, or per ``threads`` cores, as far as the memory suffices.
     """
     settings = tasks[0].settings
     cores = num_cores() if jax.default_backend() == "cpu" else 1
@@ -72,11 +57,8 @@ def estimate(
     threads = settings.threads or (max(1, cores // most) if most > 1 else None)
     started = time.perf_counter()
     run = new_run(stored, replace(settings, threads=threads), metadata)
-    empty = _nbytes(run.state)
+    state = run.checkpoint_bytes(stored.corpus)
     seconds_per_run = _seconds_per_run(run, started, settings.passes or 1)
-    # The row-sparse state stores the statistics of a minibatch when it enters the window.
-    length = settings.window if isinstance(settings.window, int) else 0
-    state = empty + round((_nbytes(run.state) - empty) * max(1.0, length / run.step))
     run.close()
     memory = _used_memory()
     free = free_memory()
@@ -96,13 +78,7 @@ def estimate(
 
 
 def _seconds_per_run(run: Run, started: float, passes: int) -> float:
-    """Train a run for a moment, and return the seconds of the complete run.
-
-    Args:
-      run: A new run.
-      started: When its preparation began, by ``time.perf_counter``.
-      passes: Passes of the complete run.
-    """
+    """Train a new run, whose preparation began at ``started``, for a moment; return the seconds of the complete run."""
     reports = run.reports()
     first = last = next(reports)  # the first steps compile
     while last.seconds - first.seconds < _SECONDS and (report := next(reports, None)):
@@ -112,10 +88,6 @@ def _seconds_per_run(run: Run, started: float, passes: int) -> float:
     once = time.perf_counter() - started - seconds
     total = last.documents / last.passes * passes
     return once + (seconds / documents * total if documents else 0)
-
-
-def _nbytes(tree: PyTree) -> int:
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
 
 
 def check_disk(out: Path, need: int) -> None:
