@@ -32,7 +32,7 @@ import scipy.sparse
 from smoothgrad_jax.app import progress, runs, saved_models
 from smoothgrad_jax.app.program_cache import stored_programs
 from smoothgrad_jax.app.runs import Run
-from smoothgrad_jax.app.settings import DEFAULTS, Prior, Settings, StepSize, Warmup
+from smoothgrad_jax.app.settings import DEFAULTS, OPTIONS, Prior, Settings, StepSize, Warmup
 from smoothgrad_jax.app.topic_labels import checked_labels
 from smoothgrad_jax.app.window_text import Window, window_object
 from smoothgrad_jax.core.errors import OptionError
@@ -71,22 +71,13 @@ SCIKIT_LEARN_NAMES = {
     "local_max_iter": "max_doc_update_iter",
     "threads": "n_jobs",
 }
-_SAME_NAMES = (
-    "method",
-    "sweeps",
-    "execution",
-    "window",
-    "warmup",
-    "slots",
-    "batch_size",
-    "schedule",
-    "replace",
-    "seconds",
-    "early_stopping",
-    "checkpoint_every",
-)
-_PARAMETER_OF = SCIKIT_LEARN_NAMES | {name: name for name in _SAME_NAMES} | {"held_out": "validation_fraction"}
-_PARAMETER_OF_LIBRARY = _PARAMETER_OF | {"tol": "mean_change_tol", "max_iter": "max_doc_update_iter"}
+_NOT_PARAMETERS = ("held_out", "score_every", "seed")  # they follow from other parameters
+_PARAMETER_OF = {name: SCIKIT_LEARN_NAMES.get(name, name) for name in OPTIONS if name not in _NOT_PARAMETERS}
+_PARAMETER_OF_LIBRARY = _PARAMETER_OF | {
+    "held_out": "validation_fraction",
+    "tol": "mean_change_tol",
+    "max_iter": "max_doc_update_iter",
+}
 _VALIDATION_FRACTION = 0.1
 
 Counts: TypeAlias = ArrayLike | scipy.sparse.sparray | scipy.sparse.spmatrix
@@ -320,7 +311,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             checkpoints = self._checkpoints()
             if checkpoints:
                 checkpoints.lock()
-            run = self._new_run(counts, held_out, settings, rng)
+            run = self._new_run(counts, held_out, settings, rng, checkpoints)
         self._reset(counts.dtype)
         self._run_settings = settings.as_json()
         watch = partial(progress.watch, steps=run.steps) if self.verbose else iter
@@ -355,7 +346,7 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         first = not hasattr(self, "components_")
         counts = self._validated(X, reset=first)
         with _parameter_names():
-            if not isinstance(self.total_samples, int | float) or self.total_samples < 1:
+            if not isinstance(self.total_samples, numbers.Real) or not 1 <= self.total_samples < math.inf:
                 raise OptionError("total_samples", f"must be a number of at least 1, got {self.total_samples!r}")
             for name, default in (("seconds", None), ("replace", False), ("early_stopping", False)):
                 if getattr(self, name) != default:
@@ -527,12 +518,8 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
 
     def _settings(self, num_docs: int, seed: int) -> Settings:
         """Return the settings that correspond to the parameters, with a seed derived from ``random_state``."""
-        values = {name: getattr(self, parameter) for name, parameter in _PARAMETER_OF.items() if name != "held_out"}
-        for name in ("alpha", "eta"):
-            if values[name] is None:
-                del values[name]
-        if "eta" in values:
-            values["eta"] = _word_major(values["eta"])
+        values = {name: getattr(self, parameter) for name, parameter in _PARAMETER_OF.items()}
+        values["eta"] = _word_major(values["eta"])
         values["threads"] = self._threads()
         return Settings(**values, held_out=self._num_held_out(num_docs), seed=seed)
 
@@ -562,19 +549,20 @@ class SmoothedLDA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         seed, second = rng.randint(np.iinfo(np.int32).max, size=2)
         return int(seed), np.random.default_rng(int(second))
 
-    def _new_run(self, X: Any, held_out: Any, settings: Settings, rng: np.random.Generator) -> Run:
-        corpus, key, last, metadata = Corpus.of(X), jax.random.key(settings.seed), None, {}
-        if self._checkpoints():
-            metadata["corpus"] = fingerprint(corpus)
-            last = self._checkpoints().latest()
-            if last and not self.resume:
-                raise OptionError("checkpoints", f"names a folder with a run; resume=True continues it: {last.path}")
+    def _new_run(
+        self, X: Any, held_out: Any, settings: Settings, rng: np.random.Generator, checkpoints: Checkpoints | None
+    ) -> Run:
+        corpus, key = Corpus.of(X), jax.random.key(settings.seed)
+        metadata = {"corpus": fingerprint(corpus)} if checkpoints else {}
+        last = checkpoints.latest() if checkpoints else None
         if last:
+            if not self.resume:
+                raise OptionError("checkpoints", f"names a folder with a run; resume=True continues it: {last.path}")
             runs.check_same_run(last.settings, settings, metadata)
         start = None if last else self._initial_topics(key, corpus)
         return Run(corpus, settings, start, key=key, rng=rng, held_out=held_out, checkpoint=last, metadata=metadata)
 
-    def _checkpoints(self) -> Any:
+    def _checkpoints(self) -> Checkpoints | None:
         if self.checkpoints is not None:
             return Checkpoints(self.checkpoints)
         for name, default in (("resume", False), ("checkpoint_every", DEFAULTS.checkpoint_every)):

@@ -44,7 +44,7 @@ class Corpus(NamedTuple):
 
         The arguments and the errors are those of :func:`smoothgrad_jax.pack`; X can also be a corpus.
         """
-        if isinstance(X, Corpus):
+        if isinstance(X, Corpus) and num_words in (None, X.num_words):
             corpus = X
         else:
             matrix = batches.as_csr(X, num_words)

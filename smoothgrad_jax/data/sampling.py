@@ -49,6 +49,9 @@ def seed_of(key: jax.Array) -> tuple[int, ...]:
 
 def draw(seed: tuple[int, ...], step: int, num_docs: int, batch_size: int, replace: bool) -> npt.NDArray:
     """Draw as :func:`sample` does, from the :func:`seed_of` a key."""
+    if step < 0 or num_docs < 1 or batch_size < 1:
+        got = f"step {step}, num_docs {num_docs} and batch_size {batch_size}"
+        raise ValueError(f"expected a step of at least 0, and at least one document and one per minibatch; got {got}")
     if replace:
         return np.random.default_rng([*seed, step]).integers(0, num_docs, batch_size)
     places = step * batch_size + np.arange(batch_size)

@@ -102,6 +102,13 @@ def test_pickled_models_go_on(fitted, X):
     np.testing.assert_array_equal(copy.components_, first.components_)
 
 
+def test_the_corpus_of_partial_fit_has_a_finite_number_of_documents(X):
+    assert SmoothedLDA(K, total_samples=np.int64(400)).partial_fit(X).n_batch_iter_ > 0
+    for value in (0, np.nan, np.inf, "400"):
+        with pytest.raises(ValueError, match="total_samples must be a number of at least 1"):
+            SmoothedLDA(K, total_samples=value).partial_fit(X)
+
+
 def test_score_is_document_completion_and_perplexity_its_exponential(fitted, X):
     unseen = planted(200, seed=9)[0]
     found = fitted.score(unseen)

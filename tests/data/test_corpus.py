@@ -99,6 +99,8 @@ def test_counts_in_memory_are_checked_when_a_corpus_is_made(tmp_path, count, wor
     with pytest.raises(ValueError, match=message):
         Corpus.of(scipy.sparse.csr_array((bad.data, bad.indices, bad.indptr), (2, 3)))
     assert Corpus.of(bad.part(0, 1)).num_docs == 1
+    with pytest.raises(ValueError, match="num_words is 4, but the documents have 3 columns"):
+        Corpus.of(bad.part(0, 1), num_words=4)
     # A memory-mapped corpus is checked when it is packed, because reading all of it could take minutes.
     np.save(tmp_path / "data.npy", bad.data)
     on_disk = Corpus.of(bad._replace(data=np.load(tmp_path / "data.npy", mmap_mode="r")))
@@ -124,6 +126,12 @@ def test_a_minibatch_is_a_function_of_key_and_step(replace):
         np.testing.assert_array_equal(one, other)
     assert (draw[0] != draw[1]).any()
     assert (draw[0] != sample(jax.random.key(2), 0, 1000, 50, replace=replace)).any()
+
+
+@pytest.mark.parametrize(("step", "num_docs", "batch_size"), [(-1, 9, 3), (0, 0, 3), (0, 9, 0)])
+def test_invalid_numbers_of_a_sample_are_errors(step, num_docs, batch_size):
+    with pytest.raises(ValueError, match="expected a step of at least 0, and at least one document"):
+        sample(jax.random.key(1), step, num_docs, batch_size)
 
 
 def test_sampling_with_replacement_is_uniform():
