@@ -13,7 +13,7 @@ from typing import TextIO
 from smoothgrad_jax.app import event_log, signals
 from smoothgrad_jax.app.cli import COMMANDS, SETTING_OF, flag
 from smoothgrad_jax.core.errors import OptionError
-from smoothgrad_jax.data.errors import CorpusError, CorpusWarning, OptionName
+from smoothgrad_jax.data.errors import CorpusError, CorpusWarning, OptionName, message_of
 
 
 def run_command(args: argparse.Namespace) -> int:
@@ -32,7 +32,7 @@ def run_command(args: argparse.Namespace) -> int:
             message = f"{flag(name) if hasattr(args, name) else error.option} {error.problem}"
         except CorpusError as error:
             code = 2 if isinstance(error.args[0], OptionName) else 1
-            message = error.message(lambda option: _spell(option, args))
+            message = message_of(error, lambda option: _spell(option, args))
         except MemoryError as error:
             code, message = 1, f"out of memory: {error}"
         except (ImportError, ValueError, OSError) as error:  # includes CommandError, LoadError and SaveError
@@ -61,7 +61,7 @@ def _warnings_in_one_line(args: argparse.Namespace) -> Iterator[None]:
             line: str | None = None,
         ) -> None:
             if isinstance(message, CorpusWarning):
-                text = message.message(lambda option: _spell(option, args))
+                text = message_of(message, lambda option: _spell(option, args))
                 print(f"smoothgrad {args.command}: warning: {text}", file=sys.stderr)
             else:
                 default(message, category, filename, lineno, file, line)

@@ -5,21 +5,20 @@ imported.
 """
 
 import ast
-import concurrent.futures
 import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
 import inspect
-import multiprocessing
+import itertools
 import os
 import platform
-import signal
 import sysconfig
-import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
+
+from smoothgrad_jax.data.worker_processes import signals_blocked, start_pool
 
 PACKAGES = ("numpy", "scipy", "jax")
 _MIN_WORDS = 20
@@ -37,13 +36,10 @@ def version(packages: Iterable[str] = PACKAGES) -> str:
     return hashlib.sha256(" ".join(versions).encode()).hexdigest()[:12]
 
 
-def collect(packages: Iterable[str] = PACKAGES) -> Iterator[tuple[str, str]]:
+def collect(packages: Iterable[str] = PACKAGES) -> Generator[tuple[str, str]]:
     """Yield (name, text) of every docstring in the standard library and in the installed packages.
 
-    Duplicate texts are skipped. Files are parsed in parallel.
-
-    Args:
-      packages: Names of packages; those that are not installed are skipped.
+    Duplicate texts are skipped, and packages that are not installed. Files are parsed in parallel.
     """
     roots = [("", Path(sysconfig.get_path("stdlib")))]
     for package in packages:
@@ -58,27 +54,16 @@ def collect(packages: Iterable[str] = PACKAGES) -> Iterator[tuple[str, str]]:
             if not _SKIPPED.intersection(inside.parts):
                 parts = [part for part in (prefix, *inside.with_suffix("").parts) if part not in ("", "__init__")]
                 files.append((path, ".".join(parts)))
-    context = multiprocessing.get_context("spawn")
-    jobs = min(8, os.cpu_count() or 1)
-    with concurrent.futures.ProcessPoolExecutor(jobs, context, _initialize_worker) as pool:
-        for documents in pool.map(docstrings, files, chunksize=50):
-            for name, text in documents:
-                if text not in seen:
-                    seen.add(text)
-                    yield name, text
-
-
-def _initialize_worker() -> None:
-    """Ignore Ctrl-C, which the caller handles; end with the caller, which cannot end its workers if it is killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    caller = multiprocessing.parent_process()
-    assert caller is not None, "a worker has a caller"
-
-    def end_with_caller() -> None:
-        caller.join()
-        os._exit(1)
-
-    threading.Thread(target=end_with_caller, daemon=True).start()
+    with contextlib.ExitStack() as stack:
+        pool = start_pool(min(8, os.cpu_count() or 1))
+        with signals_blocked():
+            documents = pool.map(docstrings, files, chunksize=50) if pool else map(docstrings, files)
+        if pool:
+            stack.callback(pool.shutdown, kill_workers=True)
+        for name, text in itertools.chain.from_iterable(documents):
+            if text not in seen:
+                seen.add(text)
+                yield name, text
 
 
 def docstrings(file: tuple[Path, str]) -> list[tuple[str, str]]:

@@ -20,7 +20,7 @@ TILE = 8  # words in the smallest tile; XLA's product of a matrix and a vector p
 
 _MAX_TOKENS = 1 << 24  # per document for which a batch has a capacity; sampling one more token would take seconds
 _MAX_SPLIT = 10**9  # the largest count that is split into tokens, one element of an array per token
-_MAX_COUNT = 1e30  # the sum of a document's counts must be a float32
+MAX_COUNT = 1e30  # the sum of a document's counts must be a float32
 
 
 class CSRArrays(Protocol):
@@ -90,18 +90,12 @@ class Layout(NamedTuple):
     """The shape of all minibatches of a corpus; :meth:`smoothgrad_jax.Corpus.layout` chooses one.
 
     A minibatch that exceeds a capacity is packed into larger arrays, and the program is compiled once more for it.
-
-    Attributes:
-      longest: Distinct words of the longest document.
-      num_entries: N, the capacity for the entries of all documents of a minibatch.
-      num_used: U, the capacity for the distinct words of a minibatch.
-      num_tokens: T, the capacity for the tokens of one document.
     """
 
-    longest: int
-    num_entries: int
-    num_used: int
-    num_tokens: int
+    longest: int  # distinct words of the longest document
+    num_entries: int  # N, the capacity for the entries of all documents of a minibatch
+    num_used: int  # U, the capacity for the distinct words of a minibatch
+    num_tokens: int  # T, the capacity for the tokens of one document
 
 
 def pack(X: DocumentsLike, rows: npt.ArrayLike | None = None, *, num_words: int | None = None) -> Batch:
@@ -140,18 +134,14 @@ def pack(X: DocumentsLike, rows: npt.ArrayLike | None = None, *, num_words: int 
     return batches[0] if chosen.ndim == 1 else Batch(*map(np.stack, zip(*batches, strict=True)))
 
 
-def round_layout(longest: int, num_entries: int, num_used: int = 0, num_tokens: int = 0) -> Layout:
+def round_layout(longest: int, num_entries: int, num_used: int = 0) -> Layout:
     """Return a layout whose capacities are rounded up to powers of two, so that batches of similar size have it."""
     capacity = next_power_of_two(num_entries + TILE)
-    return Layout(longest, capacity, min(next_power_of_two(num_used), capacity), num_tokens)
+    return Layout(longest, capacity, min(next_power_of_two(num_used), capacity), 0)
 
 
 def check_rows(rows: npt.ArrayLike, num_docs: int) -> npt.NDArray[np.int64]:
-    """Return row indices as int64 [B] or [T, B].
-
-    Raises:
-      ValueError: If they are not integers of such a shape, or are out of range.
-    """
+    """Return row indices as int64 [B] or [T, B], or raise a ``ValueError``."""
     rows = np.asarray(rows)
     if rows.ndim not in (1, 2) or rows.size == 0 or not np.issubdtype(rows.dtype, np.integer):
         raise ValueError(f"rows must be integers of shape [B] or [T, B]; got {rows.dtype} of shape {rows.shape}")
@@ -206,11 +196,7 @@ def split_tokens(X: DocumentsLike, rng: np.random.Generator) -> tuple[scipy.spar
 
 
 def as_csr(X: DocumentsLike, num_words: int | None = None) -> scipy.sparse.csr_array:
-    """Return X as a scipy CSR array or matrix, without a copy if it is one. Its values are not checked.
-
-    Raises:
-      ValueError: If X is not documents × words, is empty, or does not have ``num_words`` columns.
-    """
+    """Return X as a scipy CSR array or matrix, without a copy if it is one. Its values are not checked."""
     given: Any = X
     if scipy.sparse.issparse(X):
         if given.ndim != 2:
@@ -246,10 +232,6 @@ def entry_positions(matrix: CSRArrays, rows: npt.NDArray) -> npt.NDArray:
 def check_entries(matrix: CSRArrays, positions: npt.NDArray | slice) -> tuple[npt.NDArray, npt.NDArray]:
     """Return the word ids and the counts of some entries, the counts as float32 or float64.
 
-    Args:
-      matrix: Documents × words.
-      positions: The positions of the entries; a slice must have a start.
-
     Raises:
       ValueError: If a count is negative, NaN or too large, or an id is out of range; the message names the document.
     """
@@ -259,15 +241,15 @@ def check_entries(matrix: CSRArrays, positions: npt.NDArray | slice) -> tuple[np
         counts, ids = np.asarray(matrix.data).take(positions), np.asarray(matrix.indices).take(positions)
     num_words = matrix.shape[1]
     # NaN fails every comparison, and the minimum of an array with NaN is NaN.
-    valid = not counts.size or (counts.min() >= 0 and counts.max() <= _MAX_COUNT)
+    valid = not counts.size or (counts.min() >= 0 and counts.max() <= MAX_COUNT)
     if not valid or (ids.size and not 0 <= ids.min() <= ids.max() < num_words):
-        bad = int(np.argmax(~((counts >= 0) & (counts <= _MAX_COUNT) & (ids >= 0) & (ids < num_words))))
+        bad = int(np.argmax(~((counts >= 0) & (counts <= MAX_COUNT) & (ids >= 0) & (ids < num_words))))
         position = int(positions.start) + bad if isinstance(positions, slice) else positions[bad]
         document = int(np.searchsorted(matrix.indptr, position, side="right")) - 1
         word, count = ids[bad], counts[bad]
         if not 0 <= word < num_words:
             raise ValueError(f"document {document}: word id {word} is out of range 0 … {num_words - 1}")
-        expected = f"counts must be finite (at most {_MAX_COUNT:g}) and not negative"
+        expected = f"counts must be finite (at most {MAX_COUNT:g}) and not negative"
         raise ValueError(f"document {document}: the count of word {word} is {count}; {expected}")
     if counts.dtype not in (np.float32, np.float64):
         counts = counts.astype(np.float64 if counts.dtype.kind == "f" else np.float32)
@@ -277,10 +259,7 @@ def check_entries(matrix: CSRArrays, positions: npt.NDArray | slice) -> tuple[np
 def pack_rows(matrix: CSRArrays, rows: npt.NDArray[np.int64], layout: Layout) -> Batch:
     """Pack some documents in a given layout. Their entries are checked, the rows are not.
 
-    Args:
-      matrix: Documents × words. Its arrays may be memory-mapped: only the entries of the rows are read.
-      rows: [B] indices of documents.
-      layout: The shape; see :class:`Layout` for a batch that exceeds it.
+    The arrays of the matrix may be memory-mapped: only the entries of the rows are read.
     """
     lengths = np.asarray(_lengths(matrix, rows))
     offsets = np.concatenate([[0], np.cumsum(lengths)])

@@ -38,19 +38,25 @@ def decompress(path: Path, size: int | None = None) -> Iterator[bytes]:
             magic = file.read(10)
             file.seek(0)
             if magic.startswith(b"\x1f\x8b"):
-                yield from _chunks(gzip.GzipFile(fileobj=file), size)
+                yield from chunks_of(gzip.GzipFile(fileobj=file), size)
             elif re.match(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)", magic):
-                yield from _chunks(bz2.BZ2File(file), size)
+                yield from chunks_of(bz2.BZ2File(file), size)
             elif magic.startswith(b"\xfd7zXZ\0"):
                 yield from _xz_chunks(file, size)
             else:
-                yield from _chunks(file, size)
+                yield from chunks_of(file, size)
     except EOFError:
         raise corpus_error(path, "the compressed file is truncated: its end is missing") from None
     except (zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise corpus_error(path, f"the compressed file is damaged: {error}") from None
     except OSError as error:  # bz2 raises OSError for damaged data, too
         raise corpus_error(path, f"cannot be read: {error.strerror or error}") from None
+
+
+def chunks_of(file: BinaryIO | gzip.GzipFile | bz2.BZ2File, size: int = CHUNK_BYTES) -> Iterator[bytes]:
+    """Yield the content of an open file in chunks."""
+    while chunk := file.read(size):
+        yield chunk
 
 
 def without_suffix(name: str) -> str:
@@ -78,14 +84,7 @@ def read_utf8(path: Path, encoding: str = "utf-8", size: int | None = None) -> I
 
 
 def line_chunks(path: Path, max_bytes: int, encoding: str = "utf-8", skip: int = 0) -> Iterator[tuple[int, bytes]]:
-    """Yield chunks of complete lines, each with the number of its first line.
-
-    Args:
-      path: The file.
-      max_bytes: The maximal length of a line.
-      encoding: The encoding of the file.
-      skip: The number of lines at the beginning of the file to skip.
-    """
+    """Yield chunks of complete lines after the first ``skip`` lines, each with the number of its first line."""
     line, rest, length = 1, [b""], 0
     for chunk in itertools.chain(read_utf8(path, encoding), [None]):
         if chunk is None:
@@ -114,11 +113,7 @@ def text_lines(path: Path, encoding: str, max_bytes: int) -> Iterator[tuple[int,
 
 
 def decode(path: Path, data: bytes, first_line: int = 1) -> str:
-    """Decode UTF-8 that begins at a given line of a file.
-
-    Raises:
-      CorpusError: If the data are not UTF-8, or contain a zero byte.
-    """
+    """Decode UTF-8 without zero bytes that begins at a given line of a file."""
     if b"\0" in data:
         raise binary_error(path, first_line + data.count(b"\n", 0, data.index(b"\0")))
     try:
@@ -133,11 +128,6 @@ def binary_error(path: Path, line: int | None = None) -> CorpusError:
     """Return the error for a zero byte, which does not occur in text."""
     problem = "expected text or a known format, got a binary file (a zero byte); for text in UTF-16 pass "
     return corpus_error(path, (problem, OptionName("encoding", "utf-16")), line)
-
-
-def _chunks(file: BinaryIO | gzip.GzipFile | bz2.BZ2File, size: int) -> Iterator[bytes]:
-    while chunk := file.read(size):
-        yield chunk
 
 
 def _xz_chunks(file: BinaryIO, size: int) -> Iterator[bytes]:

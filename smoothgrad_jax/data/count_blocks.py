@@ -18,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 
+from smoothgrad_jax.data.batches import MAX_COUNT
 from smoothgrad_jax.data.errors import corpus_error, plural
 
 BLOCK_ENTRIES = 2**20  # entries, or documents, per block
 MAX_DISTINCT = 2**22  # distinct words of one document
 MAX_WORDS = 2**31 - 1  # word ids are int32
-MAX_COUNT = 1e30  # the sum of a document's counts must be a float32
 
 _INSPECTED = 2**17  # triplets that are inspected for their order
 
@@ -31,35 +31,21 @@ Triplets = Sequence[npt.NDArray]  # documents and words, from 0, and counts
 
 
 class Block(NamedTuple):
-    """Some documents as counts, in CSR form.
+    """Some documents as counts, in CSR form."""
 
-    Attributes:
-      indptr: int64 [documents + 1]; document d has the entries indptr[d] … indptr[d + 1] − 1.
-      indices: int32; word ids from 0, distinct and increasing within a document.
-      data: float32; counts, positive and finite. Fractions are allowed.
-    """
-
-    indptr: npt.NDArray
-    indices: npt.NDArray
-    data: npt.NDArray
+    indptr: npt.NDArray  # int64 [documents + 1]; document d has the entries indptr[d] … indptr[d + 1] − 1
+    indices: npt.NDArray  # int32; word ids from 0, distinct and increasing within a document
+    data: npt.NDArray  # float32; counts, positive and finite; fractions are allowed
 
 
 class Header(NamedTuple):
-    """Sizes that a file declares.
-
-    Attributes:
-      num_docs: D.
-      num_words: V.
-      num_entries: The number of entries.
-      columns: Numbers per line of triplets: 2 without counts.
-      lines: Lines of the header.
-    """
+    """Sizes that a file declares."""
 
     num_docs: int
     num_words: int
     num_entries: int
-    columns: int = 3
-    lines: int = 0
+    columns: int = 3  # numbers per line of triplets: 2 without counts
+    lines: int = 0  # of the header
 
 
 def max_words(num_entries: int) -> int:
@@ -81,13 +67,9 @@ def check_header(path: Path, header: Header) -> Header:
 def triplet_blocks(
     path: Path, header: Header, read: Callable[[bool], Iterator[Triplets]], sort: bool
 ) -> Iterator[Block]:
-    """Return blocks from triplets; sort the triplets if necessary.
+    """Return blocks from all triplets, which ``read(check_order)`` returns.
 
-    Args:
-      path: The file, for messages.
-      header: Its header.
-      read: ``read(check_order)`` returns an iterator over all triplets.
-      sort: Sort without inspecting the order.
+    The triplets are sorted if ``sort`` is set, or if the first of them are not in order.
     """
     if sort or not _is_in_order(read(False)):
         return _assemble(path, _sort(path, read(False)), header)

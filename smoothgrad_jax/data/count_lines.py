@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from smoothgrad_jax.data import compressed_files, count_blocks
+from smoothgrad_jax.data.batches import MAX_COUNT
 from smoothgrad_jax.data.compressed_files import line_chunks
-from smoothgrad_jax.data.count_blocks import MAX_COUNT, MAX_WORDS, Block, Header, Triplets, block_of, is_sorted
+from smoothgrad_jax.data.count_blocks import MAX_WORDS, Block, Header, Triplets, block_of, is_sorted
 from smoothgrad_jax.data.errors import OptionName, Pieces, corpus_error, excerpt, plural
 from smoothgrad_jax.data.formats import Format
 from smoothgrad_jax.data.sources import Head, Source
@@ -169,11 +170,7 @@ def _parsed(
 ) -> Iterator[Parsed]:
     """Parse the chunks of a file, after some lines; in a chunk with a problem, parse line by line to name the line.
 
-    Args:
-      path: The file.
-      skip: The number of lines to skip.
-      parse: Returns what some lines contain, or None if they have another form.
-      problem_of: Returns the problem of what ``parse`` returned for some bytes; it always has one with None.
+    ``parse`` returns None if lines have another form; ``problem_of`` always has a problem with None.
     """
     for first, chunk in line_chunks(path, compressed_files.MAX_RECORD_BYTES, skip=skip):
         parsed = parse(chunk)

@@ -12,7 +12,6 @@ import io
 import json
 import os
 import platform
-import re
 import shutil
 import stat
 import sys
@@ -33,7 +32,6 @@ from smoothgrad_jax.data.schema import Json, Schema
 
 _CHUNK_BYTES = 1 << 22
 _LOW_PRIORITY = 15  # of the thread that compares checksums, from −20 (high) to 19
-_CRC32 = re.compile("[0-9a-f]{8}")
 
 
 class SaveError(OSError):
@@ -56,12 +54,7 @@ class Entry(TypedDict):
     dtype: NotRequired[str]
 
 
-def _crc32(value: Json, name: str) -> None:
-    if not isinstance(value, str) or not _CRC32.fullmatch(value):
-        raise ValueError(f"{name} must be eight hexadecimal digits, got {value!r:.60}")
-
-
-ENTRY: Schema = schema.record({"bytes": schema.integer(), "crc32": _crc32}, {"dtype": schema.string})  # of an Entry
+ENTRY: Schema = schema.record({"bytes": schema.integer(), "crc32": schema.string}, {"dtype": schema.string})
 
 
 class FileWriter:
@@ -184,12 +177,7 @@ def verify(
 
 
 class SumCheck:
-    """Compares the checksums of files in a thread of low priority, while the caller works with them.
-
-    Args:
-      folder: The folder of the files.
-      files: Their entries.
-    """
+    """Compares the checksums of the files of a folder in a thread of low priority, while the caller works with them."""
 
     def __init__(self, folder: str | os.PathLike, files: Mapping[str, Entry]) -> None:
         self._error: LoadError | None = None
@@ -198,11 +186,7 @@ class SumCheck:
         self._thread.start()
 
     def check(self, *, wait: bool = False) -> None:
-        """Raise the error that was found so far; with ``wait``, read the remaining files first.
-
-        Raises:
-          LoadError: A file is damaged.
-        """
+        """Raise a :class:`LoadError` if a file was damaged so far; with ``wait``, read the remaining files first."""
         while wait and self._thread.is_alive():
             self._thread.join(0.1)
         if self._error is not None:
@@ -224,11 +208,7 @@ class SumCheck:
 
 
 def read_array(path: str | os.PathLike, entry: Entry | None, *, checksum: bool = True) -> npt.NDArray:
-    """Open a file of :func:`write_array` as a read-only memory-mapped array, after :func:`verify`.
-
-    Raises:
-      LoadError: If the file is missing, damaged, not described, or not one array.
-    """
+    """Open a file of :func:`write_array` as a read-only memory-mapped array, after :func:`verify`."""
     verify(path, entry, checksum=checksum)
     try:
         with warnings.catch_warnings(action="error"):
@@ -246,9 +226,7 @@ def read_array(path: str | os.PathLike, entry: Entry | None, *, checksum: bool =
 def write_json(path: str | os.PathLike, body: Mapping[str, Any]) -> Entry:
     """Write a JSON file, which must not exist, with its own checksum, and return its entry.
 
-    Args:
-      path: The file.
-      body: Its content, including the keys ``format`` and ``version`` that :func:`read_json` requires.
+    The content includes the keys ``format`` and ``version``, which :func:`read_json` requires.
     """
     text = json.dumps({**body, "checksum": _json_checksum(body)}, indent=1) + "\n"
     return write_file(path, [text.encode()])
@@ -266,8 +244,7 @@ def read_json(
 
     Args:
       path: The file.
-      format: The required value of the key ``format``, such as ``"smoothgrad model"``.
-      version: The required value of the key ``version``.
+      format, version: The required values of these keys, such as ``"smoothgrad model"`` and 1.
       content: The schema of the content.
       if_older: Advice to the user of a file of an older version.
 
@@ -303,11 +280,7 @@ def read_json(
 
 
 def json_values(name: str, value: object) -> Json:
-    """Return a value as JSON reads it after writing: tuples become lists, NumPy scalars and arrays numbers and lists.
-
-    Raises:
-      ValueError: If JSON cannot represent the value; the message calls it ``name``.
-    """
+    """Return a value as JSON reads it after writing: tuples and arrays become lists, NumPy scalars numbers."""
 
     def from_numpy(value: object) -> Json:
         if isinstance(value, np.generic | np.ndarray):
@@ -340,13 +313,7 @@ def replacing(path: str | os.PathLike, *, overwrite: bool = True) -> Iterator[Pa
       overwrite: Replace an existing one; if False, raise ``FileExistsError``.
 
     Raises:
-      IsADirectoryError, NotADirectoryError: The content is a file and ``path`` a folder, or the reverse; ``path`` is
-        unchanged.
-
-    Example::
-
-        with replacing("report.html") as temporary:
-            temporary.write_bytes(page)
+      IsADirectoryError, NotADirectoryError: The content is a file and ``path`` a folder, or the reverse.
     """
     path = Path(path)
     temporary = path.with_name(f"{path.name}.partial-{os.getpid()}-{time.time_ns():x}")
@@ -374,9 +341,7 @@ def replacing(path: str | os.PathLike, *, overwrite: bool = True) -> Iterator[Pa
 def saving(path: str | os.PathLike, what_is_left: Callable[[], str]) -> Iterator[None]:
     """Convert an ``OSError`` of the block to a :class:`SaveError` that names ``path``.
 
-    Args:
-      path: The path.
-      what_is_left: Returns the end of the message: which data the user still has, or a remedy.
+    The message ends with what ``what_is_left`` returns: which data the user still has, or a remedy.
     """
     try:
         yield

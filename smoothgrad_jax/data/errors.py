@@ -21,32 +21,24 @@ Pieces: TypeAlias = Sequence[str | OptionName]  # a message, whose options are s
 class CorpusError(ValueError):
     """Raised if a file or an option is not usable; the message names the file, the line, the problem and the remedy.
 
-    Args:
-      *parts: The message in pieces. Options are separate pieces, so that the command line can write ``--min-df 5``
-        where Python code has ``min_df=5``.
+    The arguments are the message in pieces. Options are separate pieces, so that the command line can write
+    ``--min-df 5`` where Python code has ``min_df=5``.
     """
 
-    def message(self, spell: Callable[[OptionName], str] = str) -> str:
-        """Return the message, with each option as ``spell`` writes it."""
-        return _join(self.args, spell)
-
     def __str__(self) -> str:
-        return self.message()
+        return message_of(self)
 
 
 class CorpusWarning(UserWarning):
-    """Issued if a corpus can be read, but probably not as the user wants; made of the parts of a :class:`CorpusError`.
-
-    Args:
-      *parts: The message in pieces.
-    """
-
-    def message(self, spell: Callable[[OptionName], str] = str) -> str:
-        """Return the message, with each option as ``spell`` writes it."""
-        return _join(self.args, spell)
+    """Issued if a corpus can be read, but probably not as the user wants; its arguments are those of the error."""
 
     def __str__(self) -> str:
-        return self.message()
+        return message_of(self)
+
+
+def message_of(error: CorpusError | CorpusWarning, spell: Callable[[OptionName], str] = str) -> str:
+    """Return the message, with each option as ``spell`` writes it."""
+    return "".join(spell(part) if isinstance(part, OptionName) else str(part) for part in error.args)
 
 
 def corpus_error(path: object, problem: str | Pieces, line: int | None = None) -> CorpusError:
@@ -66,7 +58,3 @@ def plural(count: int, noun: str) -> str:
     if count != 1:
         noun = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
     return f"{count:,} {noun}"
-
-
-def _join(parts: Pieces, spell: Callable[[OptionName], str]) -> str:
-    return "".join(spell(part) if isinstance(part, OptionName) else str(part) for part in parts)

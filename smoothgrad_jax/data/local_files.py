@@ -14,11 +14,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
+from smoothgrad_jax.data.compressed_files import CHUNK_BYTES, chunks_of
 from smoothgrad_jax.data.errors import corpus_error
 
-_CHUNK_BYTES = 1 << 20
 _WAIT = 10.0  # seconds until a process opens the other end of a pipe
 
 
@@ -32,10 +31,9 @@ def regular_file(path: str | os.PathLike) -> Path:
     name, path = os.fspath(path), Path(path)
     if name == "-":
         if sys.stdin is None or sys.stdin.isatty():
-            raise corpus_error(
-                "-", "the standard input is a terminal; write documents to it with a pipe, or name a file"
-            )
-        return _copy(_chunks(sys.stdin.buffer), "standard input")
+            problem = "the standard input is a terminal; write documents to it with a pipe, or name a file"
+            raise corpus_error("-", problem)
+        return _copy(chunks_of(sys.stdin.buffer), "standard input")
     if is_url(name) and not os.path.exists(path):
         problem = "expected a file, got a URL; download the file first, or read it with a pipe:"
         raise corpus_error(name, f"{problem} curl -L URL | smoothgrad … -")
@@ -51,23 +49,18 @@ def is_url(name: str) -> bool:
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", name) is not None
 
 
-def _chunks(file: BinaryIO) -> Iterator[bytes]:
-    while chunk := file.read(_CHUNK_BYTES):
-        yield chunk
-
-
 def _pipe_chunks(path: Path) -> Iterator[bytes]:
     """Yield the content of a pipe, once another process has opened its other end."""
     start = time.monotonic()
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
-        while (first := file.read(_CHUNK_BYTES)) == b"":  # None: another process has opened the pipe
+        while (first := file.read(CHUNK_BYTES)) == b"":  # None: another process has opened the pipe
             if time.monotonic() - start > _WAIT:
                 raise corpus_error(path, f"no process has written to the pipe for {_WAIT:g} s")
             time.sleep(0.02)
         if first:
             yield first
         os.set_blocking(file.fileno(), True)
-        yield from _chunks(file)
+        yield from chunks_of(file)
 
 
 def _copy(chunks: Iterator[bytes], name: str) -> Path:
