@@ -31,41 +31,24 @@ _NAMES = 3  # in a message
 
 
 class Configuration(NamedTuple):
-    """The runs of one configuration.
+    """The runs of one configuration, with the same seeds for every configuration."""
 
-    Attributes:
-      topics: K.
-      name: Name for messages.
-      scores: Held-out score per seed [S]; the same seeds for every configuration.
-      npmi: Mean NPMI per seed [S].
-    """
-
-    topics: int
-    name: str
-    scores: npt.NDArray
-    npmi: npt.NDArray
+    topics: int  # K
+    name: str  # for messages
+    scores: npt.NDArray  # held-out score per seed [S]
+    npmi: npt.NDArray  # mean NPMI per seed [S]
 
 
 class Choice(NamedTuple):
-    """The recommended configuration; made by :func:`choose`.
+    """The recommended configuration; made by :func:`choose`."""
 
-    Attributes:
-      number: Its number.
-      reason: Why, as one sentence.
-      notes: What limits the recommendation, one sentence each.
-    """
-
-    number: int
-    reason: str
-    notes: list[str]
+    number: int  # among the configurations
+    reason: str  # why, as one sentence
+    notes: list[str]  # what limits the recommendation, one sentence each
 
 
 def choose(configurations: Sequence[Configuration]) -> Choice:
-    """Return the recommended configuration by the rule of this module.
-
-    Args:
-      configurations: At least one, all with the same seeds.
-    """
+    """Return the recommended of one or several configurations with the same seeds, by the rule of this module."""
     scores, npmi = (np.array([getattr(each, name) for each in configurations]) for name in ("scores", "npmi"))
     means, coherence = scores.mean(1), npmi.mean(1)
     score_tolerance, npmi_tolerance = tolerance(scores, SCORE_FLOOR), tolerance(npmi, NPMI_FLOOR)
@@ -99,12 +82,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def tolerance(values: npt.ArrayLike, floor: float) -> float:
-    """Return the difference of two means over seeds up to which configurations count as equal.
-
-    Args:
-      values: x [C, S].
-      floor: The smallest tolerance.
-    """
+    """Return the difference of two means over seeds of x [C, S] up to which configurations count as equal."""
     x = np.asarray(values, np.float64)
     free = (x.shape[0] - 1) * (x.shape[1] - 1)
     if not free:

@@ -31,28 +31,16 @@ _LOGGER.addHandler(logging.NullHandler())  # without it Python would print warni
 
 
 def event(name: str, /, level: int = logging.INFO, **fields: Field) -> None:
-    """Log an event.
-
-    Args:
-      name: Name of the event.
-      level: Of :mod:`logging`.
-      **fields: What JSON can represent.
-    """
+    """Log an event at a level of :mod:`logging`."""
     if _LOGGER.isEnabledFor(level):
         _LOGGER.log(level, name, extra={"fields": fields})
 
 
 @contextmanager
 def writing(path: str | os.PathLike | None) -> Iterator[None]:
-    """Append the events of the block to a file, one flushed line per event, so that a killed process loses none.
+    """Append the events of the block to a file, if any, one flushed line per event: a killed process loses none.
 
     If the file can no longer be written, for example on a full disk, the block continues without it.
-
-    Args:
-      path: The file; None for none.
-
-    Raises:
-      OSError: The file cannot be opened.
     """
     if path is None:
         yield

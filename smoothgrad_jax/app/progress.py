@@ -14,13 +14,10 @@ Display: TypeAlias = tuple[Callable[[Progress], None], Callable[[], None]]  # sh
 
 
 def watch(reports: Iterable[Progress], *, steps: int, stream: TextIO | None = None) -> Iterator[Progress]:
-    """Display the reports of a run and yield them.
+    """Display the reports of a run of so many steps, and yield them.
 
-    Args:
-      reports: A :class:`smoothgrad_jax.Training`, or any iterable of reports.
-      steps: Number of the last step.
-      stream: Output stream; the standard error by default. A terminal shows a bar if tqdm is installed. Any other
-        stream gets one line every five seconds and one line per score.
+    The stream is the standard error by default. A terminal shows a bar if tqdm is installed. Any other stream gets one
+    line every five seconds and one line per score.
     """
     stream = stream or sys.stderr
     show, close = _bar(steps, stream) if stream.isatty() else _log(steps, stream)

@@ -117,10 +117,7 @@ def ranked_words(log_p: npt.NDArray, log_marginal: npt.NDArray, top: int, positi
     its values at μ = 0 and μ = 1. A word below this line at both ends is below it at every μ.
 
     Args:
-      log_p: log p(w|k) [V]; −∞ excludes a word.
-      log_marginal: log p(w) [V].
-      top: Words per position.
-      positions: Number of steps from μ = 0 to μ = 1.
+      log_p, log_marginal: log p(w|k), where −∞ excludes a word, and log p(w) [V].
 
     Returns:
       Word numbers, most probable first.

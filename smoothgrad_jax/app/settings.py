@@ -193,23 +193,14 @@ class Settings:
 
 
 class Option(NamedTuple):
-    """A setting as the user meets it.
+    """A setting as the user meets it."""
 
-    Attributes:
-      help: One line, which also says what a default of None means.
-      parse: Convert a text of the command line to a value; raises ValueError where that is impossible.
-      accepts: Whether a value is valid; None is valid where it is the default.
-      expected: Valid values in words, after "must be".
-      metavar: Placeholder of the value in the help text; None for a switch.
-      may_change: Whether a resumed run may have another value.
-    """
-
-    help: str
-    parse: Callable[[str], Any]
-    accepts: Callable[[Any], bool]
-    expected: str
-    metavar: str | None
-    may_change: bool = False
+    help: str  # one line, which also says what a default of None means
+    parse: Callable[[str], Any]  # converts a text of the command line to a value, or raises ValueError
+    accepts: Callable[[Any], bool]  # whether a value is valid; None is valid where it is the default
+    expected: str  # valid values in words, after "must be"
+    metavar: str | None  # placeholder of the value in the help text; None for a switch
+    may_change: bool = False  # whether a resumed run may have another value
 
 
 def check_option(name: str, value: object) -> None:
@@ -385,15 +376,10 @@ def default_alpha(method: str, num_topics: int) -> float:
 
 
 def remembered_minibatches(schedule: str | None, last_rho: float, steps: float) -> float:
-    """Return over how many minibatches λ is a mean at the end of a run: 1 / Σ_t w_t² with the weights w_t in λ.
+    """Return over how many minibatches λ is a mean after T ``steps``: 1 / Σ_t w_t² with the weights w_t in λ.
 
     With a last step size ρ the weight of a minibatch that is u steps old is ρ exp(−ρu), which is a mean over 2/ρ. If
     the step sizes also fall linearly to 0 in T steps, the weight is (ρu/T) exp(−ρu²/2T), a mean over 4 √(T/πρ).
-
-    Args:
-      schedule: ``"annealed"``, or another one.
-      last_rho: ρ, (τ + T)^−κ.
-      steps: T.
     """
     return 4 * math.sqrt(steps / (math.pi * last_rho)) if schedule == "annealed" else 2 / last_rho
 
@@ -402,13 +388,8 @@ def default_eta(method: str, num_docs: float, remembered_docs: float) -> float:
     """Return η.
 
     λ is scaled to D documents, but it has the noise of a mean over n documents. A posterior from n documents, scaled up
-    by D/n, has the prior scaled up too: η = 0.05 max(1, D/n).
-
-    Args:
-      method: The local step; for the variational one η is 0.1.
-      num_docs: D.
-      remembered_docs: n, after the default number of passes. The passes of this run do not count, so that a resumed run
-        with more of them has the same η.
+    by D/n, has the prior scaled up too: η = 0.05 max(1, D/n). For the variational method η is 0.1. n is that after the
+    default number of passes, so that a resumed run with more passes has the same η.
     """
     return 0.1 if method == "variational" else 0.05 * max(1.0, num_docs / remembered_docs)
 

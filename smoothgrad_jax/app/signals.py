@@ -42,16 +42,11 @@ _active: "Signals | None" = None
 
 
 class Signals:
-    """The signals of a process; made by :func:`handled`.
-
-    Attributes:
-      first: The number of the first signal, None before it.
-      num_repeated: Signals that this process sends to itself, and that do not count for giving up.
-    """
+    """The signals of a process; made by :func:`handled`."""
 
     def __init__(self) -> None:
-        self.first: int | None = None
-        self.num_repeated = 0
+        self.first: int | None = None  # the number of the first signal
+        self.num_repeated = 0  # signals that this process sends to itself, and that do not count for giving up
         self._is_deferred, self._is_pending = False, False
         self._action: Callable[[], None] | None = None
 

@@ -22,15 +22,7 @@ _MAX_DISTANCE_TERMS = 150_000_000  # of all Jensen–Shannon distances: one or t
 
 
 def topic_map(lam: npt.NDArray, prevalence: npt.NDArray) -> tuple[npt.NDArray, float]:
-    """Return the points of the topics, and the fraction of the squared distances that the plane explains.
-
-    Args:
-      lam: λ [V, K].
-      prevalence: π [K].
-
-    Returns:
-      Points [K, 2] and the fraction, as :func:`classical_scaling` returns them.
-    """
+    """Return the points of the topics [K, 2], and the fraction of the squared distances that the plane explains."""
     K = lam.shape[1]
     merged = merged_words(lam, prevalence, max(2 * K, 2 * _MAX_DISTANCE_TERMS // K**2))
     return classical_scaling(jensen_shannon(merged))
@@ -42,13 +34,8 @@ def merged_words(lam: npt.NDArray, prevalence: npt.NDArray, most: int) -> npt.ND
     The most frequent words are not merged. The other words are merged into one word per topic, argmax_k p(k|w).
     Merging never increases a distance.
 
-    Args:
-      lam: λ [V, K].
-      prevalence: π [K].
-      most: Largest number of merged words, at least 2K.
-
     Returns:
-      Probabilities [K, M] whose rows sum to one; M = V if V ≤ ``most``.
+      Probabilities [K, M] whose rows sum to one; M = V if V ≤ ``most``, which is at least 2K.
     """
     V, K = lam.shape
     scale = 1 / lam.sum(0, dtype=np.float64)
@@ -75,9 +62,6 @@ def classical_scaling(distances: npt.NDArray) -> tuple[npt.NDArray, float]:
 
     B = −½ J D² J with J = I − 11ᵀ/K. The coordinates are the first two eigenvectors of B, multiplied by the square
     roots of their eigenvalues. The sign of an axis makes its first large coordinate positive.
-
-    Args:
-      distances: [K, K].
 
     Returns:
       Points [K, 2], and the fraction of the sum of the squared distances that the plane explains.

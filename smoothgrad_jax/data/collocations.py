@@ -27,11 +27,9 @@ def collocations(
     a and b, so that "new york said" has a low score.
 
     Args:
-      words: Yields the words and the sequences, whose words are joined by a space.
-      frequency: Their document frequencies.
-      total: n, their numbers of occurrences; those of all words and of all shorter sequences are needed.
-      min_df: The minimal document frequency of a sequence, a number of documents.
-      min_npmi: The minimal score.
+      words: Yields all words and sequences, also shorter ones than are kept; the words are joined by a space.
+      frequency, total: Their document frequencies, and n.
+      min_df, min_npmi: The minimal document frequency, a number of documents, and the minimal score of a sequence.
       ngram_range: The shortest and the longest sequence to keep.
 
     Returns:

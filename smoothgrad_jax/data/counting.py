@@ -57,29 +57,19 @@ NewFile = Callable[[], IO[bytes]]
 class Counted(NamedTuple):
     """A source that has been counted.
 
-    Attributes:
-      num_docs: D, documents without words included.
-      num_words: V.
-      num_entries: The number of entries.
-      num_tokens: The sum of all counts.
-      vocabulary: The V words, or None if they have no names.
-      types: The types of offsets, ids and counts.
-      limits: The options by which words were chosen, or None if there was no choice.
-      dropped: Numbers of ``empty_documents`` (without words after the choice of words), of those the
-        ``documents_that_lost_all_words``, and of ``tokens_outside_vocabulary``, ``pruned_words`` and ``pruned_tokens``;
-        complete after all blocks have been read.
-      blocks: Yields the CSR arrays of consecutive documents, once: offsets without the initial zero, ids and counts.
+    ``dropped`` has the numbers of ``empty_documents`` (without words after the choice of words), of those the
+    ``documents_that_lost_all_words``, and of ``tokens_outside_vocabulary``, ``pruned_words`` and ``pruned_tokens``.
     """
 
-    num_docs: int
+    num_docs: int  # documents without words included
     num_words: int
     num_entries: int
-    num_tokens: float
-    vocabulary: list[str] | None
-    types: tuple[np.dtype, np.dtype, np.dtype]
-    limits: dict[str, Any] | None
-    dropped: dict[str, float]
-    blocks: Callable[[], Iterator[Arrays]]
+    num_tokens: float  # the sum of all counts
+    vocabulary: list[str] | None  # None if the words have no names
+    types: tuple[np.dtype, np.dtype, np.dtype]  # of offsets, ids and counts
+    limits: dict[str, Any] | None  # the options by which words were chosen, or None if there was no choice
+    dropped: dict[str, float]  # complete after all blocks have been read
+    blocks: Callable[[], Iterator[Arrays]]  # CSR arrays of consecutive documents, once; no initial zero in the offsets
 
 
 @contextlib.contextmanager
@@ -98,20 +88,15 @@ def count(
     Args:
       source: The source.
       tokens: The definition of a token, if the source is text.
-      limits: ``min_df``, ``max_df`` and ``max_features`` of :func:`smoothgrad_jax.data.text.choose_words`, and if
-        sequences of words are counted ``min_npmi`` of :func:`smoothgrad_jax.data.collocations.collocations`; or
-        ``"auto"``.
+      limits: ``min_df``, ``max_df`` and ``max_features``, and if sequences of words are counted ``min_npmi``, as in
+        :class:`smoothgrad_jax.data.corpus_folder.WordOptions`.
       vocabulary: The words to count; by default they are selected by ``limits``.
-      jobs: Processes that count text.
-      progress: As in :func:`smoothgrad_jax.data.corpus_folder.convert`.
+      jobs, progress: As in :func:`smoothgrad_jax.data.corpus_folder.convert`.
       folder: The folder of the spools, by default the system's folder for temporary files.
       record: Called with the metadata of each document in order, which the source must have.
 
     Yields:
       The counts, whose blocks can be read inside the context.
-
-    Raises:
-      CorpusError: If there is no document, no word is left, or the source is not valid.
     """
     names = ("empty_documents", "documents_that_lost_all_words", "tokens_outside_vocabulary")
     dropped: dict[str, float] = dict.fromkeys(names, 0)
@@ -170,19 +155,12 @@ def count(
 
 
 class _WordStatistics(NamedTuple):
-    """Statistics per word.
+    """Statistics per word."""
 
-    Attributes:
-      frequency: The number of documents that contain the word.
-      total: The sum of its counts.
-      largest: Its largest count in a document.
-      words: The words, if they have names.
-    """
-
-    frequency: npt.NDArray
-    total: npt.NDArray
-    largest: npt.NDArray
-    words: Words | None = None
+    frequency: npt.NDArray  # the number of documents that contain the word
+    total: npt.NDArray  # the sum of its counts
+    largest: npt.NDArray  # its largest count in a document
+    words: Words | None = None  # if they have names
 
 
 class _Spool:

@@ -15,24 +15,14 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would m
 
 
 class Metadata(NamedTuple):
-    """What identifies and describes a document beside its text.
-
-    Attributes:
-      id: The id, or None if the document has none.
-      fields: The values of the fields in :attr:`smoothgrad_jax.Source.keep`, in this order.
-    """
+    """What identifies a document, if anything, and the values of the fields in :attr:`smoothgrad_jax.Source.keep`."""
 
     id: str | None = None
     fields: tuple[Value, ...] = ()
 
 
 class Document(NamedTuple):
-    """A document of a source of text.
-
-    Attributes:
-      text: The text; empty if the document has none.
-      metadata: Its id and fields.
-    """
+    """A document of a source of text; the text can be empty."""
 
     text: str
     metadata: Metadata = Metadata()
@@ -59,11 +49,7 @@ def metadata_line(metadata: Metadata) -> bytes:
 
 
 def read_metadata(lines: Iterable[bytes], num_fields: int) -> Iterator[Metadata]:
-    """Yield the metadata of lines that :func:`metadata_line` returned.
-
-    Raises:
-      ValueError: If a line is not of this form.
-    """
+    """Yield the metadata of lines that :func:`metadata_line` returned; raise a ``ValueError`` at another line."""
     for number, line in enumerate(lines, start=1):
         values = json.loads(line)
         if not isinstance(values, list) or len(values) != 1 + num_fields:

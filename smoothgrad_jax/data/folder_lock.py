@@ -45,10 +45,7 @@ class FolderInUseError(SaveError):
 
 
 class FolderLock:
-    """The lock on a folder, from its creation until :meth:`release`, or until the process ends.
-
-    Args:
-      folder: The folder, which is created if necessary.
+    """The lock on a folder, which is created if necessary, until :meth:`release`, or until the process ends.
 
     Raises:
       FolderInUseError: Another process holds the lock; the message names it.

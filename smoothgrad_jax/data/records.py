@@ -96,16 +96,12 @@ def table_format(name: str, delimiters: str, priority: int) -> Format:
 
 
 def with_field(source: Source, line: int | None, names: list[str], texts: list[str]) -> Source:
-    """Return the source with the name of the field that is the text.
+    """Return the source with the name of the field that is the text: the one that the user requires, or a usual one.
 
     Args:
-      source: The source, with the field that the user requires, if any.
-      line: The line of the first record, if the file has lines.
-      names: The fields of the first record.
-      texts: The fields that can be the text.
-
-    Raises:
-      CorpusError: If there is no such field, or if it is unclear which one is the text.
+      source: The source.
+      line: The line of the first record, if the file has lines; for messages.
+      names, texts: The fields of the first record, and those that can be the text.
     """
     path, field = source.paths[0], source.field
     if field is None:
@@ -120,15 +116,9 @@ def with_field(source: Source, line: int | None, names: list[str], texts: list[s
 
 
 def with_metadata(source: Source, line: int | None, names: list[str]) -> Source:
-    """Return the source with the name of the field that is the id.
+    """Return the source with the name of the field that is the id: the one that the user requires, or a usual one.
 
-    Args:
-      source: The source, with the id and the fields to keep that the user requires, if any.
-      line: The line of the first record, if the file has lines.
-      names: The fields of the first records.
-
-    Raises:
-      CorpusError: If a required field is missing.
+    The fields to keep must be among the ``names`` of the first records, too.
     """
     required = [("id", source.id)] if source.id is not None else []
     for option, name in (*required, *(("keep", name) for name in source.keep)):

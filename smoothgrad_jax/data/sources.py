@@ -155,13 +155,9 @@ class Source(NamedTuple):
 
 
 class Head:
-    """The beginning of a file, from which formats recognise it.
+    """The beginning of a file, from which formats recognise it: its first bytes are ``raw``, of a folder none.
 
-    Attributes:
-      path: The file or folder.
-      is_folder: Whether it is a folder; there are no bytes then.
-      field: The column that a table must have, if it is given.
-      raw: The first bytes, decompressed.
+    ``field`` is the column that a table must have, if it is given.
     """
 
     def __init__(self, path: Path, field: str | None, encoding: str):
@@ -171,11 +167,7 @@ class Head:
 
     @cached_property
     def text(self) -> bytes:
-        """The first bytes in UTF-8.
-
-        Raises:
-          CorpusError: If the file is binary. Formats of binary files are tried before those of text.
-        """
+        """The first bytes in UTF-8; an error if the file is binary. Formats of binary files are tried first."""
         text = _first_bytes(read_utf8(self.path, self._encoding, _HEAD_BYTES)) if self.raw else b""
         if b"\0" in text:
             raise compressed_files.binary_error(self.path)
@@ -261,10 +253,7 @@ def open_source(
 def recognise(path: str | os.PathLike, field: str | None = None, encoding: str = "utf-8") -> str:
     """Return the name of the format of a file or folder, from its content.
 
-    Args:
-      path: A file or folder.
-      field: A column that a table must have.
-      encoding: The encoding of texts.
+    The arguments are those of :func:`open_source`.
 
     Raises:
       CorpusError: If the file is missing, empty or binary, or of a known format that cannot be read.

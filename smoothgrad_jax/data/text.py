@@ -118,35 +118,22 @@ class Tokens(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Counts of some documents in CSR form.
-
-    Attributes:
-      words: The distinct words.
-      indptr: Document d has the entries indptr[d] … indptr[d + 1] − 1, one per distinct word, in any order.
-      indices: Positions in ``words``.
-      data: Counts.
-    """
+    """Counts of some documents in CSR form, with one entry per document and distinct word, in any order."""
 
     words: list[str]
     indptr: npt.NDArray
-    indices: npt.NDArray
+    indices: npt.NDArray  # positions in `words`
     data: npt.NDArray
 
 
 class Kept(NamedTuple):
-    """CSR arrays from which entries have been removed.
-
-    Attributes:
-      indptr, indices, data: The remaining entries.
-      outside: The sum of the removed counts.
-      lost: Documents that had entries and have none left.
-    """
+    """CSR arrays from which entries have been removed."""
 
     indptr: npt.NDArray
     indices: npt.NDArray
     data: npt.NDArray
-    outside: float
-    lost: int
+    outside: float  # the sum of the removed counts
+    lost: int  # documents that had entries and have none left
 
 
 def tokens(
@@ -185,8 +172,10 @@ def tokens(
     if stop_words_only is not None:
         stops = _stop_words(stop_words_only, "stop_words_only", lowercase, encoding)
     elif stop_words not in ("english", None):
+        from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
+
         added = _stop_words(stop_words, "stop_words", lowercase, encoding)
-        stops = tuple(sorted({*added, *_english()}))
+        stops = tuple(sorted({*added, *ENGLISH_STOP_WORDS}))
     if isinstance(tokenizer, str):
         tokenizers.load(tokenizer)
     elif tokenizer is not None and not callable(tokenizer):
@@ -257,11 +246,7 @@ def read_words(path: str | os.PathLike, encoding: str = "utf-8") -> list[str]:
 
 
 def word_line(word: str) -> bytes:
-    """Return a word as a line of a file of words.
-
-    Raises:
-      CorpusError: If it contains a line break, or UTF-8 cannot encode it.
-    """
+    """Return a word, which must have no line break, as a line of a file of words."""
     try:
         if "\n" not in word:
             return f"{word}\n".encode()
@@ -272,11 +257,7 @@ def word_line(word: str) -> bytes:
 
 
 def check_vocabulary(words: str | os.PathLike | Iterable[str], encoding: str = "utf-8") -> list[str]:
-    """Return a vocabulary, given as words or as the path of a file of :func:`read_words`, as a list of distinct words.
-
-    Raises:
-      CorpusError: If the vocabulary is empty, or contains a word twice or something that is not a string.
-    """
+    """Return a vocabulary as a list of distinct words, from words or from the path of a file of :func:`read_words`."""
     name = str(words) if isinstance(words, str | os.PathLike) else "vocabulary"
     words = read_words(words, encoding) if isinstance(words, str | os.PathLike) else words
     vocabulary = _check_words(words, "vocabulary")
@@ -367,11 +348,7 @@ def keep_entries(indptr: npt.NDArray, indices: npt.NDArray, data: npt.NDArray) -
 def check_limits(
     min_df: float | str, max_df: float | str, max_features: int | str | None, min_npmi: float | str = "auto"
 ) -> None:
-    """Check the vocabulary limits.
-
-    Raises:
-      CorpusError: If an option is not usable.
-    """
+    """Raise a :class:`CorpusError` if a vocabulary limit is not usable."""
 
     def is_number(value: object) -> bool:
         return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
@@ -416,15 +393,10 @@ def choose_words(
     """Select the vocabulary as ``CountVectorizer`` does.
 
     Args:
-      frequency: The document frequency of each word, words in alphabetical order.
-      total: The number of tokens of each word.
+      frequency, total: The document frequency and the number of tokens of each word, words in alphabetical order.
       num_docs: D.
-      min_df: The minimal document frequency: an integer, or a fraction of D.
-      max_df: The maximal document frequency.
+      min_df, max_df: Limits of the document frequency: an integer, or a fraction of D.
       max_features: The maximal number of words, of which the most frequent are kept; None for any number.
-
-    Returns:
-      Whether each word is kept.
 
     Raises:
       CorpusError: If no word is left; the message names the option to relax.
@@ -500,12 +472,6 @@ def _stop_words(given: Any, name: str, lowercase: bool, encoding: str) -> tuple[
     return tuple(sorted({word.lower() if lowercase else word for word in words}))
 
 
-def _english() -> frozenset[str]:
-    from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
-
-    return ENGLISH_STOP_WORDS
-
-
 @lru_cache(maxsize=8)
 def _analyzer(definition: Tokens) -> Callable[[str], list[str]]:
     try:
@@ -545,14 +511,6 @@ def _num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _in_time(future: Any, seconds: float | None, definition: Tokens) -> Chunk:
-    try:
-        return future.result(seconds)
-    except TimeoutError:
-        problem = f"the saved regular expression {definition.token_pattern!r} took more than {seconds:,.0f} s"
-        raise CorpusError(f"{problem} for {_CHUNK:,} characters; the model cannot be applied to this text") from None
-
-
 def _submit(pool: Any, texts: list[str], definition: Tokens) -> Callable[[], Chunk]:
     """Return a function that returns the counts of texts. This process counts them if the pool cannot."""
     future = None
@@ -562,9 +520,15 @@ def _submit(pool: Any, texts: list[str], definition: Tokens) -> Callable[[], Chu
     limit = None if definition.trusted else _PATTERN_SECONDS * (1 + size // _CHUNK)
 
     def result() -> Chunk:
-        with contextlib.suppress(BrokenProcessPool, pickle.PicklingError):
+        try:
             if future is not None:
-                return _in_time(future, limit, definition)
+                return future.result(limit)
+        except (BrokenProcessPool, pickle.PicklingError):
+            pass
+        except TimeoutError:
+            problem = f"the saved regular expression {definition.token_pattern!r} took more than {limit:,} s"
+            remedy = "the model cannot be applied to this text"
+            raise CorpusError(f"{problem} for {_CHUNK:,} characters; {remedy}") from None
         if definition.trusted:
             return count_chunk(texts, definition)
         raise CorpusError(

@@ -19,11 +19,7 @@ def name_of(tokenizer: Tokenizer | str) -> str:
 
 
 def load(name: str) -> Tokenizer:
-    """Import ``package.module:function``; only a name that the user gives.
-
-    Raises:
-      CorpusError: If it cannot be imported, or is no function.
-    """
+    """Import ``package.module:function``; only a name that the user gives."""
     module, _, function = name.partition(":")
     if not module or not function:
         raise _error(f"expected package.module:function, got {name!r}")

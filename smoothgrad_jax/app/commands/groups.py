@@ -43,12 +43,9 @@ def run(args: Namespace) -> int:
 
 
 def group_documents(args: Namespace, documents: ModelInputs, theta: Iterator[npt.NDArray]) -> TopicGroups:
-    """Return the topic proportions per group; report documents that are left out.
+    """Return the topic proportions per group, which the first kept field has; report documents that are left out.
 
-    Args:
-      args: Arguments of the command, with ``by`` and ``period``.
-      documents: The documents, whose first kept field has the groups.
-      theta: The topic proportions of each part of the corpus, which are computed after the groups are checked.
+    The topic proportions θ of each part of the corpus are computed after the groups are checked.
     """
     is_time = _check_groups(args, documents)
     metadata = documents.metadata()

@@ -34,12 +34,8 @@ _EVERY = 5.0  # seconds between two lines without a score
 def recorded(reports: Iterable[Progress], path: str | os.PathLike, first: int) -> Iterator[Progress]:
     """Append reports to a file of metrics and to the log of events, and yield them all.
 
-    A file that cannot be written is reported once; the run continues without it.
-
-    Args:
-      reports: Reports of a run.
-      path: The file; its folder is created.
-      first: The step after which the reports begin; lines of later steps are removed.
+    The folder of the file is created, and lines of steps after ``first``, where the run begins, are removed. A file
+    that cannot be written is reported once; the run continues without it.
     """
     path, last, failed = Path(path), -_EVERY, False
     try:
@@ -66,7 +62,7 @@ def _truncate(path: Path, first: int) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text().splitlines():
+    for line in path.read_text(errors="replace").splitlines():
         row = _parsed(line)
         if row is None or row["step"] > first:
             break

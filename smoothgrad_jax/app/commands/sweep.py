@@ -95,23 +95,14 @@ def _run(args: Namespace, out: Path, grid: Sequence[Settings]) -> int:
 
 
 class Results(NamedTuple):
-    """The finished runs of a sweep.
+    """The finished runs of a sweep."""
 
-    Attributes:
-      rows: One per run.
-      curves: The held-out curve of the first run of each configuration.
-      choice: The recommended configuration; None if no configuration has all its seeds.
-      name: Its name.
-      model: The folder of its model whose topics are most similar to those of the other seeds.
-      notes: What limits the recommendation.
-    """
-
-    rows: list[Row]
-    curves: list[Curve]
-    choice: Choice | None
-    name: str
-    model: str
-    notes: list[str]
+    rows: list[Row]  # one per run
+    curves: list[Curve]  # of the first run of each configuration
+    choice: Choice | None  # the recommended configuration; None if no configuration has all its seeds
+    name: str  # of the recommended configuration
+    model: str  # the folder of its model whose topics are most similar to those of the other seeds
+    notes: list[str]  # what limits the recommendation
 
     @property
     def headline(self) -> str:

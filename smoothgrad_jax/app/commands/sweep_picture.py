@@ -19,12 +19,7 @@ _PANELS = {
 
 
 class Curve(NamedTuple):
-    """The held-out scores of one run.
-
-    Attributes:
-      name: Name of its configuration.
-      points: (passes, score).
-    """
+    """The held-out scores of a run of a configuration, as (passes, score)."""
 
     name: str
     points: Sequence[Point]
@@ -32,12 +27,6 @@ class Curve(NamedTuple):
 
 def draw(path: Path, rows: Sequence[Row], curves: Sequence[Curve], title: str) -> Path | None:
     """Draw one panel per measure, one point per run and a line through the means, and a panel of held-out curves.
-
-    Args:
-      path: The ``.png`` file.
-      rows: The runs; the recommended ones have ``recommended``.
-      curves: The held-out curves to show.
-      title: Heading.
 
     Returns:
       The path; None without matplotlib, after a message.

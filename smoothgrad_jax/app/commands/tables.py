@@ -34,12 +34,7 @@ WriteColumns = Callable[[Columns], None]
 
 
 def check_output(out: str | None) -> None:
-    """Check that an output file can be written, before anything is computed.
-
-    Raises:
-      CommandError: The suffix is unknown, the path is a folder, or its folder is missing or not writable.
-      ImportError: The suffix needs a package that is missing.
-    """
+    """Raise an error, before anything is computed, if an output file cannot be written."""
     if out is None:
         return
     path = Path(out)

@@ -32,16 +32,7 @@ def new_run(
     mesh: Mesh | None = None,
     messages: str | None = None,
 ) -> Run:
-    """Return a run over a corpus, with some of its documents held out.
-
-    Args:
-      stored: The corpus and its words.
-      settings: Resolved settings.
-      metadata: Entries stored with the settings, such as a fingerprint of the corpus.
-      checkpoint: A checkpoint to continue from.
-      mesh: Devices to train on; None for the threads of this process.
-      messages: Dtype in which the devices exchange rows, see :func:`smoothgrad_jax.fit`.
-    """
+    """Return a run over a corpus, with some of its documents held out; see :class:`smoothgrad_jax.app.runs.Run`."""
     corpus = stored.corpus
     assert settings.held_out is not None, "the settings must be resolved"
     rng, key = np.random.default_rng(settings.seed), jax.random.key(settings.seed)
@@ -71,17 +62,8 @@ def train(
 ) -> int:
     """Train until the end or an interruption, display and record the progress, and return the exit code.
 
-    It is 1 if the run was interrupted and the last checkpoint could not be written.
-
-    Args:
-      run: The run.
-      as_json: Write JSON lines instead of displaying progress.
-      checkpoints: Where to write checkpoints.
-      metrics_file: Where to write the metrics of the run.
-      sums: The check of the files of the corpus. It ends before training does.
-
-    Raises:
-      LoadError: A file of the corpus is damaged; a checkpoint has been written.
+    It is 1 if the run was interrupted and the last checkpoint could not be written. The check of the files of the
+    corpus, ``sums``, ends before training does; if one is damaged, a checkpoint is written before the error is raised.
     """
 
     def checked(reports: Iterator[Progress]) -> Iterator[Progress]:
@@ -117,11 +99,7 @@ def train(
 
 
 def check_space(run: Run, corpus: Corpus, checkpoints: Checkpoints) -> None:
-    """Check that the disk can hold the model; warn if it cannot hold the checkpoints, without which a run can go on.
-
-    Raises:
-      CommandError: Not even the model could be written.
-    """
+    """Check that the disk can hold the model; warn if it cannot hold the checkpoints, without which a run can go on."""
     free, folder = shutil.disk_usage(checkpoints.folder.parent).free, checkpoints.folder.parent
     model = np.asarray(run.params).nbytes
     if free < model:
@@ -134,13 +112,7 @@ def check_space(run: Run, corpus: Corpus, checkpoints: Checkpoints) -> None:
 
 
 def saved_model(run: Run, stored: CountedCorpus, lam: np.ndarray | None = None) -> SavedModel:
-    """Return the topics of a run as a model that can be saved, with their quality on training documents.
-
-    Args:
-      run: The run.
-      stored: Its corpus.
-      lam: λ, if the caller has read it.
-    """
+    """Return the topics of a run, or λ if it is given, as a model, with their quality on training documents."""
     lam, model = np.asarray(run.params) if lam is None else lam, run.model
     prevalence = topic_prevalence(lam, np.asarray(model.eta))
     return SavedModel(
