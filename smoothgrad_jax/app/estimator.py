@@ -74,6 +74,7 @@ SCIKIT_LEARN_NAMES = {
 _NOT_PARAMETERS = ("held_out", "score_every", "seed")  # they follow from other parameters
 _PARAMETER_OF = {name: SCIKIT_LEARN_NAMES.get(name, name) for name in OPTIONS if name not in _NOT_PARAMETERS}
 _PARAMETER_OF_LIBRARY = _PARAMETER_OF | {
+    "seed": "random_state",
     "held_out": "validation_fraction",
     "tol": "mean_change_tol",
     "max_iter": "max_doc_update_iter",

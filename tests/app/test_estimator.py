@@ -235,6 +235,8 @@ def test_checkpoints_continue_an_interrupted_fit(X, monkeypatch, tmp_path):
     np.testing.assert_array_equal(model.components_, complete.components_)
     with pytest.raises(ValueError, match="batch_size was 50 in the checkpoint, and is 40 now"):
         model.set_params(batch_size=40).fit(X)
+    with pytest.raises(ValueError, match=r"random_state was .* in the checkpoint, and is"):
+        clone(model).set_params(batch_size=50, random_state=1).fit(X)
     with pytest.raises(ValueError, match=r'the corpus was "400x40-.*, now "300x40-'):
         model.set_params(batch_size=50).fit(X[:300])
 

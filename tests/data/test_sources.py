@@ -981,6 +981,8 @@ def test_damaged_parquet_and_a_missing_package(tmp_path, monkeypatch):
             CorpusError, match=r"corpus: (expected a Parquet file, got a damaged|the Parquet file is dam)"
         ):
             consume(open_source(file(tmp_path, damaged)))
+    with pytest.raises(CorpusError, match="expected a Parquet file, got a compressed one; decompress it first"):
+        open_source(file(tmp_path, gzip.compress(data)))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ImportError, match=r'pip install "smoothgrad_jax\[parquet\]"'):
         open_source(file(tmp_path, data))

@@ -17,8 +17,12 @@ _BUFFER_BYTES = 1 << 20  # a column of a row group is not read at once
 
 def _open(path: Path) -> Any:
     """Return a ``pyarrow.parquet.ParquetFile``."""
-    if not next(decompress(path, 4), b""):  # raises an error for a file that cannot be read
+    start = next(decompress(path, 4), b"")  # raises an error for a file that cannot be read
+    if not start:
         raise corpus_error(path, "expected a Parquet file, got an empty file")
+    with open(path, "rb") as raw:
+        if raw.read(4) != start:
+            raise corpus_error(path, "expected a Parquet file, got a compressed one; decompress it first")
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
