@@ -258,14 +258,13 @@ class Run:
       held_out: Counts of the documents to score, or None.
       checkpoint: A checkpoint to continue from.
       metadata: Further entries that checkpoints store with the settings, such as a fingerprint of the corpus.
-      mesh: Devices to train on, see :func:`smoothgrad_jax.fit`. If they belong to several processes, each of these
-        makes the same run.
-      messages: Dtype in which these devices exchange rows, see :func:`smoothgrad_jax.fit`.
+      mesh, messages: As in :func:`smoothgrad_jax.fit`. If the devices belong to several processes, each of these makes
+        the same run.
 
     Attributes:
       steps: Number of steps of the complete run.
       history: One record per score.
-      documents: Documents of the corpus to train on; None for all.
+      documents: As given.
       is_stored: Whether the last checkpoint could be written.
 
     Raises:

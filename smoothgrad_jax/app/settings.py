@@ -280,10 +280,6 @@ def _accepts_rho(value: Any) -> bool:
     return callable(value) or (_is_number(value) and 0 < value <= 1)
 
 
-def _accepts_seed(value: Any) -> bool:
-    return isinstance(value, numbers.Integral) and _is_number(value) and 0 <= int(value) < 2**31
-
-
 def _robbins_monro_parameters(rho: StepSize | None) -> tuple[float, float] | None:
     """Return τ and κ of step sizes that :func:`smoothgrad_jax.robbins_monro` made; None for others."""
     if not callable(rho):
@@ -337,7 +333,7 @@ OPTIONS: dict[str, Option] = {
     "local_tol": _number("a document has converged when its γ changes by less on average", "X", _POSITIVE),
     "local_max_iter": _integer("largest number of updates per document", "N"),
     "replace": _switch("draw documents with replacement instead of in shuffled passes"),
-    "seed": Option("random seed", int, _accepts_seed, "an integer from 0 to 2³¹ − 1", "N"),
+    "seed": _integer("random seed", "N", least=0, most=2**31 - 1),
     "threads": _integer(
         "threads (one per core, at most 8; fewer for small minibatches)", "N", may_change=True, most=MAX_THREADS
     ),

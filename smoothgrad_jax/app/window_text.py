@@ -38,19 +38,11 @@ def _accepts_adaptive(numbers: list[Any]) -> bool:
     return len(numbers) < 3 and is_power_of_two and (memory is None or memory >= longest)
 
 
-def _accepts_length(numbers: list[Any]) -> bool:
-    return len(numbers) == 1 and numbers[0] >= 1
-
-
-def _accepts_phase_out(numbers: list[Any]) -> bool:
-    return len(numbers) == 3 and numbers[0] >= 1 and 0 <= numbers[1] < numbers[2]
-
-
 _CORE = "smoothgrad_jax.core"
 _FORMS = {
     "adaptive": _Form(f"{_CORE}.adaptive", "Adaptive", int, _accepts_adaptive),
-    "exponential": _Form(f"{_CORE}.exponential_window", "Exponential", float, _accepts_length),
-    "phase-out": _Form(f"{_CORE}.schedules", "PhaseOut", int, _accepts_phase_out),
+    "exponential": _Form(f"{_CORE}.exponential_window", "Exponential", float, lambda n: len(n) == 1 and n[0] >= 1),
+    "phase-out": _Form(f"{_CORE}.schedules", "PhaseOut", int, lambda n: len(n) == 3 and n[0] >= 1 and 0 <= n[1] < n[2]),
 }
 EXPECTED = "an integer of at least 1, inf, adaptive[:LONGEST[:MEMORY]], exponential:L or phase-out:L:FIRST:LAST"
 

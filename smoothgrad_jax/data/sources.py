@@ -55,8 +55,7 @@ _FOREIGN = {
     b"\x80\x05\x95": "a pickle, which could execute any code; write its texts as JSON lines first",
     b"SQLite format 3\0": "an SQLite database; export its table as CSV first",
     b"ARROW1": "an Arrow (Feather) file; write it as Parquet first",
-    b"\x89PNG": "an image; extract its text first",
-    b"\xff\xd8\xff": "an image; extract its text first",
+    **dict.fromkeys((b"\x89PNG", b"\xff\xd8\xff"), "an image; extract its text first"),
 }
 # Members of zip archives -> what the archive is.
 _ARCHIVES = {

@@ -1,6 +1,7 @@
 """Input shared by several commands: open the files on the command line as a corpus."""
 
 import hashlib
+import inspect
 import itertools
 import json
 import os
@@ -25,25 +26,16 @@ from smoothgrad_jax.data.errors import plural
 from smoothgrad_jax.data.sources import Source
 from smoothgrad_jax.training.checkpoints import Checkpoint, fingerprint
 
-# Options of `open_source` with their defaults.
-_READING = {
-    "format": None,
-    "field": None,
-    "id": None,
-    "keep": (),
-    "encoding": "utf-8",
-    "first_id": None,
-    "sort": False,
-    "words_file": None,
-}
+# Options of `open_source` with their defaults; the command calls its `vocabulary` --words-file.
+_PARAMETERS = inspect.signature(sources.open_source).parameters.values()
+_READING = {each.name: each.default for each in _PARAMETERS if each.name not in ("paths", "vocabulary")}
 _LIMITS = ("vocabulary", "min_df", "max_df", "max_features", "min_npmi")
 _TOKEN_OPTIONS = ("stop_words", "stop_words_only", "ngram_range", "token_pattern", "tokenizer")
 
 
 def open_source(args: Namespace) -> Source:
     """Recognise the files on the command line as one corpus; report what was found beside them or inside them."""
-    options: dict[str, Any] = {name: getattr(args, name, default) for name, default in _READING.items()}
-    words = options.pop("words_file")
+    options, words = {name: getattr(args, name, default) for name, default in _READING.items()}, args.words_file
     source = sources.open_source(args.inputs, vocabulary=False if words == "none" else words, **options)
     if source.is_text and words:
         raise OptionError("words_file", f"has no meaning for {source.format}: it names the words of counts")
@@ -58,7 +50,7 @@ def open_source(args: Namespace) -> Source:
 
 def refuse_reading_options(args: Namespace) -> None:
     """Raise an error if an option of :func:`open_source` is given."""
-    for name, default in (*_READING.items(), ("tokenizer", None)):
+    for name, default in (_READING | {"words_file": None, "tokenizer": None}).items():
         if getattr(args, name, default) != default:
             raise OptionError(name, "has no effect without documents to read")
 

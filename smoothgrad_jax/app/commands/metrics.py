@@ -41,7 +41,8 @@ def recorded(reports: Iterable[Progress], path: str | os.PathLike, first: int) -
     try:
         _truncate(path, first)
     except OSError as error:
-        failed = _complain(path, error)
+        failed = True
+        _complain(path, error)
     for report in reports:
         if report.score is not None or time.monotonic() - last >= _EVERY:
             last = time.monotonic()
@@ -52,7 +53,8 @@ def recorded(reports: Iterable[Progress], path: str | os.PathLike, first: int) -
                     with path.open("a") as file:
                         file.write(f"{json.dumps(row)}\n")
             except OSError as error:
-                failed = _complain(path, error)
+                failed = True
+                _complain(path, error)
         yield report
 
 
@@ -80,6 +82,5 @@ def _parsed(line: str) -> dict[str, Any] | None:
     return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
 
 
-def _complain(path: Path, error: OSError) -> bool:
+def _complain(path: Path, error: OSError) -> None:
     log(f"{path}: could not be written: {error.strerror or error}; the run continues without this file")
-    return True
