@@ -121,9 +121,15 @@ class SavedModel(NamedTuple):
 
     def top_words(self, n: int = 10) -> list[list[tuple[str, float]]]:
         """Return the n most probable words per topic with their probabilities; ties in the order of the vocabulary."""
-        words = self.words()
-        best = [(beta, np.argsort(-beta, kind="stable")[:n]) for beta in self.topics()]
-        return [[(words[w], float(beta[w])) for w in order] for beta, order in best]
+        from smoothgrad_jax.models.topic_quality import top_words  # imports scipy
+
+        lam, words = np.asarray(self.lam), self.words()
+        best = top_words(lam, n)
+        p = np.take_along_axis(lam, best.T, axis=0).T / lam.sum(0, dtype=np.float64)[:, None]
+        return [
+            [(words[w], q) for w, q in zip(*topic, strict=True)]
+            for topic in zip(best.tolist(), p.tolist(), strict=True)
+        ]
 
     def lda(self) -> "LDA":
         """Return the priors and the options of the local step as a :class:`smoothgrad_jax.LDA`.
@@ -148,25 +154,6 @@ class SavedModel(NamedTuple):
         lam = np.asarray(self.lam, jax.dtypes.canonicalize_dtype(self.lam.dtype))
         return inference.proportions(self.lda(), lam, documents, **options)
 
-    def _pyldavis_inputs(self, corpus: "Documents | None") -> dict[str, Any]:
-        """Return the arguments of ``pyLDAvis.prepare``."""
-        if corpus is None:
-            # One document with the statistics of the corpus: pyLDAvis shows only the totals per topic and per word.
-            words = np.asarray(self.lam).sum(1, dtype=np.float64) if self.word_counts is None else self.word_counts
-            theta, lengths = self.topic_proportions()[None], np.array([np.sum(words)])
-        else:
-            from smoothgrad_jax.data.corpus import Corpus
-
-            corpus = Corpus.of(corpus)
-            theta, words, lengths = self.transform(corpus).astype(np.float64), corpus.word_counts(), corpus.lengths()
-        return {
-            "topic_term_dists": self.topics(),
-            "doc_topic_dists": theta / theta.sum(1, keepdims=True),
-            "doc_lengths": lengths,
-            "vocab": self.words(),
-            "term_frequency": words,
-        }
-
     def to_pyldavis(self, corpus: "Documents | None" = None, **options: Any) -> object:
         """Return the topics prepared for pyLDAvis: ``pyLDAvis.save_html(model.to_pyldavis(), "topics.html")``.
 
@@ -183,7 +170,23 @@ class SavedModel(NamedTuple):
             import pyLDAvis
         except ImportError as error:
             raise ImportError("to_pyldavis needs pyLDAvis: pip install pyLDAvis") from error
-        return pyLDAvis.prepare(**self._pyldavis_inputs(corpus), **{"mds": _topic_map} | options)
+        if corpus is None:
+            # One document with the statistics of the corpus: pyLDAvis shows only the totals per topic and per word.
+            words = np.asarray(self.lam).sum(1, dtype=np.float64) if self.word_counts is None else self.word_counts
+            theta, lengths = self.topic_proportions()[None], np.array([np.sum(words)])
+        else:
+            from smoothgrad_jax.data.corpus import Corpus
+
+            corpus = Corpus.of(corpus)
+            theta, words, lengths = self.transform(corpus).astype(np.float64), corpus.word_counts(), corpus.lengths()
+        return pyLDAvis.prepare(
+            topic_term_dists=self.topics(),
+            doc_topic_dists=theta / theta.sum(1, keepdims=True),
+            doc_lengths=lengths,
+            vocab=self.words(),
+            term_frequency=words,
+            **{"mds": _topic_map} | options,
+        )
 
     def to_octis(
         self, documents: "Documents", test: "Documents | None" = None, *, top_words: int = 10
