@@ -37,6 +37,8 @@ def run_command(args: argparse.Namespace) -> int:
             code, message = 1, f"out of memory: {error}"
         except (ImportError, ValueError, OSError) as error:  # includes CommandError, LoadError and SaveError
             code, message = 1, str(error)
+            if isinstance(error, OSError) and error.filename is None and len(error.args) == 2:  # raised by the system
+                message = f"the standard output or a temporary file: {error.strerror}"
         from smoothgrad_jax.app.commands.output import printable
 
         with contextlib.suppress(OSError):  # nobody reads the error either

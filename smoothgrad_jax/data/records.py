@@ -45,7 +45,9 @@ def json_records(path: Path, encoding: str) -> Iterator[tuple[int, dict[str, Any
         except RecursionError:
             raise corpus_error(path, "expected a JSON object, got one nested too deeply", number) from None
         except ValueError as error:
-            raise corpus_error(path, f"expected a JSON object: {error}; got {excerpt(line)}", number) from None
+            # The text of the error has the line within this line, which is 1.
+            reason = f"{error.msg} in column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
+            raise corpus_error(path, f"expected a JSON object: {reason}; got {excerpt(line)}", number) from None
         if not isinstance(record, dict):
             raise corpus_error(path, f"expected a JSON object, got {excerpt(line)}", number)
         yield number, record

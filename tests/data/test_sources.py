@@ -760,7 +760,7 @@ def test_invalid_pairs_are_errors(tmp_path, kind, text, message):
 @pytest.mark.parametrize(
     ("kind", "text", "message"),
     [
-        ("jsonl", '{"text": "a"}\n\n{"text": \n', "corpus, line 3: expected a JSON object: Expecting value"),
+        ("jsonl", '{"text": "a"}\n\n{"text": \n', "line 3: expected a JSON object: Expecting value in column"),
         ("jsonl", '{"text": "a"}\n[1]\n', r"corpus, line 2: expected a JSON object, got '\[1\]'"),
         (
             "jsonl",
