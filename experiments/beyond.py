@@ -8,7 +8,7 @@ The study compares fixed windows of L = 1, 10, 100 minibatches with an exponenti
 convergence), slots in bfloat16, and an adaptive window that estimates noise and drift and chooses L. All runs have the
 same seeds and 1,000 minibatches of 300 documents. With ρ = 0.01 and 0.03 the windows differ (ρL = 0.1 to 3); at the
 paper's 0.001 they hardly differ after the first steps. A third regime, ρ_t = (64 + t)^−0.7 with topics initialised from
-documents, is the default of the command and the estimator, here with the paper's priors.
+documents, is the default of the command and the estimator for the variational method, here with the paper's priors.
 """
 
 import numpy as np

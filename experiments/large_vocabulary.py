@@ -21,6 +21,7 @@ import numpy as np
 
 
 def main() -> None:
+    """Start the processes and print what they measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--num-words", type=int, default=1_000_000, help="V (%(default)s)")
@@ -44,7 +45,10 @@ def main() -> None:
         subprocess.Popen(command, env=env | {"RANK": str(rank)}, stdout=subprocess.PIPE)
         for rank in range(args.processes)
     ]
-    found = [json.loads(process.communicate()[0].splitlines()[-1]) for process in processes]
+    outputs = [process.communicate()[0] for process in processes]
+    if failed := [f"process {rank}: code {each.returncode}" for rank, each in enumerate(processes) if each.returncode]:
+        sys.exit("; ".join(failed))
+    found = [json.loads(output.splitlines()[-1]) for output in outputs]
     for rank, each in enumerate(found):
         print(f"process {rank}: " + ", ".join(f"{name} {value:,.2f}" for name, value in each.items()))
     sys.exit(max(each["peak GB"] for each in found) > args.limit)
