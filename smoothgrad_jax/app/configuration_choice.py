@@ -48,7 +48,7 @@ class Choice(NamedTuple):
 
 
 def choose(configurations: Sequence[Configuration]) -> Choice:
-    """Return the recommended of one or several configurations with the same seeds, by the rule of this module."""
+    """Return the recommended one of at least one configuration, all with the same seeds, by the rule of this module."""
     scores, npmi = (np.array([getattr(each, name) for each in configurations]) for name in ("scores", "npmi"))
     means, coherence = scores.mean(1), npmi.mean(1)
     score_tolerance, npmi_tolerance = tolerance(scores, SCORE_FLOOR), tolerance(npmi, NPMI_FLOOR)

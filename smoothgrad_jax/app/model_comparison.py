@@ -26,7 +26,7 @@ class Comparison(NamedTuple):
 
 
 def compare_models(model: SavedModel, other: SavedModel, name: str) -> Comparison:
-    """Match the topics of a model and of another one, whose vocabulary, number of topics and name may differ.
+    """Match the topics of two models, whose vocabularies and numbers of topics may differ; ``name`` is the other's.
 
     Raises:
       ValueError: If the models have no common words, or only one of them has a vocabulary.

@@ -89,9 +89,6 @@ def initial_topics(
       key, corpus, num_topics: As in :func:`smoothgrad_jax.seed_topics`.
       documents: Candidate documents, of which at most 10,000 evenly spaced ones are used; by default all documents.
       num_docs: Number of documents to which λ is scaled; by default the number of candidates.
-
-    Raises:
-      MemoryError: Training would need more memory than the machine has.
     """
     _check_memory(corpus.num_words, num_topics)
     if documents is None:
@@ -130,16 +127,10 @@ def initial_model(settings: Settings, num_docs: float) -> LDA:
 
 
 def check_same_run(stored: Mapping[str, Any], settings: Settings, metadata: Mapping[str, Any]) -> None:
-    """Raise an error if a checkpoint or a model was made with other settings or another corpus.
+    """Raise an error if the settings and metadata of a checkpoint or a model are not those of a new run.
 
-    Args:
-      stored: Settings and metadata of the checkpoint or of the model.
-      settings: Resolved settings of the new run; options with ``may_change`` may differ.
-      metadata: Entries of the new run beside its settings.
-
-    Raises:
-      OptionError: A setting differs.
-      LoadError: The metadata differ; the message names every difference with both values.
+    A setting that differs, and has no ``may_change``, is an :class:`OptionError`; metadata that differ, such as the
+    fingerprint of the corpus, are a :class:`LoadError` that names every difference with both values.
     """
     # Settings follow from the number of documents: other documents are the first difference to report.
     ignored = {"learned", *OPTIONS}
@@ -168,13 +159,7 @@ def check_settings(stored: Mapping[str, Any], current: Mapping[str, Any]) -> Non
 
 
 class PriorLearner:
-    """Fits α to a sample of documents, and η to the topics, at every report of a run.
-
-    Args:
-      settings: Which priors are learned.
-      corpus, documents: The documents to learn from; None for all of the corpus.
-      rng: Chooses the documents of each update.
-    """
+    """Fits α to a sample of the documents of a corpus, None for all, and η to the topics, at every report of a run."""
 
     def __init__(
         self, settings: Settings, corpus: Corpus, documents: npt.NDArray | None, rng: np.random.Generator

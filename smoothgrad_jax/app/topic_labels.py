@@ -42,10 +42,6 @@ def checked_labels(labels: Mapping[int, str], num_topics: int) -> dict[int, str]
 def read_labels(path: str | os.PathLike, num_topics: int) -> dict[int, str]:
     """Return the labels of a file by topic.
 
-    Args:
-      path: The file, JSON or tab-separated, in UTF-8.
-      num_topics: K.
-
     Raises:
       CorpusError: If a line or an entry is not a topic number and a label, a topic does not exist or has two labels, or
         a label is not valid; the message names the file and the line or the topic.

@@ -15,7 +15,7 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would m
 
 
 class Metadata(NamedTuple):
-    """What identifies a document, if anything, and the values of the fields in :attr:`smoothgrad_jax.Source.keep`."""
+    """The id of a document, or None, and the values of its fields in :attr:`smoothgrad_jax.Source.keep`."""
 
     id: str | None = None
     fields: tuple[Value, ...] = ()

@@ -22,12 +22,7 @@ _WAIT = 10.0  # seconds until a process opens the other end of a pipe
 
 
 def regular_file(path: str | os.PathLike) -> Path:
-    """Return the path of a file or folder, or of a temporary copy of a pipe; ``"-"`` is the standard input.
-
-    Raises:
-      CorpusError: If the path is a URL, the standard input is a terminal, nothing writes to the pipe, or its content
-        does not fit on the disk.
-    """
+    """Return the path of a file or folder, or of a temporary copy of a pipe; ``"-"`` is the standard input."""
     name, path = os.fspath(path), Path(path)
     if name == "-":
         if sys.stdin is None or sys.stdin.isatty():

@@ -2,12 +2,6 @@
 
 The documents of a minibatch are a function of the key and the step alone: a run continues from any step without a
 stored state of the sampler.
-
-| letter | name           | meaning                                                             |
-|--------|----------------|---------------------------------------------------------------------|
-| D      | ``num_docs``   | documents in the corpus                                             |
-| B      | ``batch_size`` | documents per minibatch                                             |
-| t      | ``step``       | number of the minibatch, from 0                                     |
 """
 
 from collections import deque
@@ -29,9 +23,9 @@ def sample(key: jax.Array, step: int, num_docs: int, batch_size: int, *, replace
 
     Args:
       key: A random key.
-      step: t ≥ 0.
-      num_docs: D.
-      batch_size: B.
+      step: t, the number of the minibatch, from 0.
+      num_docs: D, the documents in the corpus.
+      batch_size: B, the documents per minibatch.
       replace: Draw uniformly with replacement, as in the paper. Otherwise every pass over the corpus has its own random
         order, and a minibatch may contain the end of one pass and the beginning of the next. The order of one pass
         needs four bytes of memory per document.

@@ -135,11 +135,7 @@ class Source(NamedTuple):
         return read(self) if read else (document.metadata for document in self.documents())
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the documents of a source of counts, in blocks of about a million entries or documents.
-
-        Raises:
-          CorpusError: If an entry cannot be read or contradicts a header, or there are no documents.
-        """
+        """Yield the documents of a source of counts, in blocks of about a million entries or documents."""
         read = formats.get(self.format).blocks
         if read is None:
             raise corpus_error(self.paths[0], f"contains {self.format}, not counts")

@@ -195,13 +195,8 @@ def tokens(
 def stored_tokens(stored: schema.Json, tokenizer: Tokenizer | str | None = None) -> Tokens:
     """Return the definition of a token that :meth:`Tokens.as_json` stored, without trust in the values.
 
-    Args:
-      stored: The values; those that are missing have the defaults. No file is read because of them and nothing is
-        imported.
-      tokenizer: The tokenizer, if the definition has one; its name must be the stored one.
-
-    Raises:
-      CorpusError: If the values are no definition, or the tokenizer is missing or has another name.
+    Values that are missing have the defaults. No file is read because of the values and nothing is imported. The name
+    of the tokenizer must be the stored one, if there is one.
     """
     try:
         STORED_TOKENS(stored, "")
@@ -224,11 +219,7 @@ def stored_tokens(stored: schema.Json, tokenizer: Tokenizer | str | None = None)
 
 
 def read_words(path: str | os.PathLike, encoding: str = "utf-8") -> list[str]:
-    """Read a file with one word per line, optionally compressed; blanks around words and at the end are ignored.
-
-    Raises:
-      CorpusError: If the file cannot be read, has a blank line before a word, or is too large for a vocabulary.
-    """
+    """Read a file with one word per line, optionally compressed; blanks around words and at the end are ignored."""
     path, words, length, blank = regular_file(path), [], 0, 0
     for number, line in text_lines(path, encoding, MAX_RECORD_BYTES):
         word = line.strip()
@@ -390,16 +381,9 @@ def num_documents(limit: float, num_docs: int) -> float:
 def choose_words(
     frequency: npt.NDArray, total: npt.NDArray, num_docs: int, min_df: float, max_df: float, max_features: int | None
 ) -> npt.NDArray[np.bool_]:
-    """Select the vocabulary as ``CountVectorizer`` does.
+    """Select the vocabulary as ``CountVectorizer`` does; if no word is left, the error names the option to relax.
 
-    Args:
-      frequency, total: The document frequency and the number of tokens of each word, words in alphabetical order.
-      num_docs: D.
-      min_df, max_df: Limits of the document frequency: an integer, or a fraction of D.
-      max_features: The maximal number of words, of which the most frequent are kept; None for any number.
-
-    Raises:
-      CorpusError: If no word is left; the message names the option to relax.
+    ``frequency`` and ``total`` are the document frequency and the number of tokens of each word in alphabetical order.
     """
     low, high = num_documents(min_df, num_docs), num_documents(max_df, num_docs)
     lower, higher = ("lower ", OptionName("min_df")), ("raise ", OptionName("max_df"))
@@ -451,12 +435,11 @@ def _check_pattern(pattern: object) -> None:
         raise _option_error("token_pattern", f"expected at most one group in {pattern!r}, got {groups}")
 
 
-def _check_lengths(ngram_range: Any) -> tuple[int, int]:
+def _check_lengths(ngram_range: Sequence[int]) -> tuple[int, int]:
     lengths = tuple(ngram_range)
-    expected = f"expected (shortest, longest) up to {_MAX_NGRAM}, 1 ≤ shortest ≤ longest"
-    if len(lengths) != 2 or not all(isinstance(n, Integral) for n in lengths):
-        raise _option_error("ngram_range", f"{expected}; got {lengths}")
-    if not 1 <= lengths[0] <= lengths[1] <= _MAX_NGRAM:
+    are_integers = len(lengths) == 2 and all(isinstance(n, Integral) for n in lengths)
+    if not are_integers or not 1 <= lengths[0] <= lengths[1] <= _MAX_NGRAM:
+        expected = f"expected (shortest, longest) up to {_MAX_NGRAM}, 1 ≤ shortest ≤ longest"
         raise _option_error("ngram_range", f"{expected}; got {lengths}")
     return int(lengths[0]), int(lengths[1])
 

@@ -81,7 +81,7 @@ def log_empty(stored: CountedCorpus) -> None:
 
 
 def print_topics(model: SavedModel, num_words: int, max_topics: int | None = None, show_all: bool = False) -> None:
-    """Print the topics, largest first, and their quality; without ``show_all``, topics with few words are counted."""
+    """Print the topics, largest first, and their quality; topics with few words are only counted."""
     prevalence, words, quality = model.topic_proportions(), model.top_words(num_words), model.quality
     order = np.argsort(-prevalence, kind="stable").tolist()
     shown = [k for k in order if show_all or prevalence[k] >= _FEW_WORDS / len(order)][:max_topics]
@@ -127,7 +127,7 @@ def check_folder(path: Path) -> None:
 
 @contextmanager
 def output_folder(path: Path) -> Iterator[set[str]]:
-    """Lock a folder to write into it, which is created if necessary, and yield the names of the files in it."""
+    """Lock a folder, which is created if necessary, to write into it; yield the names of the files in it."""
     check_folder(path)
     with folder_lock.locked(path):
         yield {each.name for each in path.iterdir()} - {folder_lock.NAME}

@@ -46,17 +46,17 @@ class RunTask(NamedTuple):
 
 
 class Started(NamedTuple):
-    """A message: a run of so many steps has started after ``step``, that of its checkpoint, or 0 without one."""
+    """A message: a run has started."""
 
-    step: int
-    steps: int
+    step: int  # of the checkpoint from which it continues; 0 without one
+    steps: int  # of the complete run
 
 
 class Ended(NamedTuple):
-    """A message: a run has ended, and its model has been saved; or the error, None if the run was stopped."""
+    """A message: a run has ended."""
 
-    is_complete: bool
-    error: str | None = None
+    is_complete: bool  # its model has been saved
+    error: str | None = None  # why it is not complete; None if the run was stopped
 
 
 Message: TypeAlias = Started | Progress | Ended
