@@ -311,6 +311,7 @@ def test_a_document_of_a_corpus_folder_is_shown_by_its_words(model, papers, fold
         (["transform", "--keep", "id"], "--keep id: the output has a column of this name"),
         (["score", "--out", "x.csv", "--id", "none"], "--id none: there is no such field"),
         (["score", "--id", "id"], "--id has no effect without --out"),
+        (["transform", "--out", "papers.jsonl"], "papers.jsonl: is one of the inputs, which would be replaced"),
         (["score", "--keep", "date"], "--keep has no effect without --out"),
     ],
 )

@@ -23,7 +23,7 @@ _TOPICS_SHOWN, _WORDS_SHOWN = 5, 8
 
 def run(args: Namespace) -> int:
     """Print or write the mean topic proportions of each group."""
-    check_output(args.out)
+    check_output(args.out, args.inputs)
     if args.json and args.out:
         raise OptionError("json", "has no effect with --out; give a name that ends in .jsonl")
     if args.top and (args.json or args.out):

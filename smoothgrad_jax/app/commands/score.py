@@ -19,7 +19,7 @@ _COLUMNS = ("log_prob", "held_out_words")
 
 def run(args: Namespace) -> int:
     """Print nats per held-out word; with ``--out`` also write one row per document."""
-    check_output(args.out)
+    check_output(args.out, args.inputs)
     for name in ("id", "keep"):
         if getattr(args, name) and not args.out:
             raise OptionError(name, "has no effect without --out")

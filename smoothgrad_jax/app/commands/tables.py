@@ -13,6 +13,7 @@ A table is written in parts. A part is a dictionary of columns with the same num
 import csv
 import io
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,8 +34,8 @@ Columns: TypeAlias = Mapping[str, Sequence[Value] | npt.NDArray]
 WriteColumns = Callable[[Columns], None]
 
 
-def check_output(out: str | None) -> None:
-    """Raise an error, before anything is computed, if an output file cannot be written."""
+def check_output(out: str | None, inputs: Iterable[str]) -> None:
+    """Raise an error, before anything is computed, if an output file cannot be written, or is an input."""
     if out is None:
         return
     path = Path(out)
@@ -43,6 +44,8 @@ def check_output(out: str | None) -> None:
     if path.suffix == ".parquet":
         _import_parquet()
     check_file(path)
+    if path.exists() and any(os.path.exists(each) and path.samefile(each) for each in inputs):
+        raise CommandError(f"{path}: is one of the inputs, which would be replaced; give another name")
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from smoothgrad_jax.data.errors import plural
 
 def run(args: Namespace) -> int:
     """Write one row of topic proportions per document, with its id and kept fields."""
-    check_output(args.out)
+    check_output(args.out, args.inputs)
     model = saved_models.load_model(args.model)
     documents = open_for_model(args, model, columns=[THETA])
     with table_writer(args.out, documents.column_types, topics=model.topic_names()) as write:
