@@ -94,7 +94,7 @@ def _fit_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--distributed",
         action="store_true",
-        help="one of several processes, which srun, mpirun, torchrun or smoothgrad launch starts; --threads: of each",
+        help="one of several processes, which srun, mpirun, torchrun or smoothgrad launch starts; each has --threads",
     )
     parser.add_argument(
         "--messages",
@@ -187,7 +187,7 @@ def _similar_options(parser: argparse.ArgumentParser) -> None:
     _add_metadata(_add_inputs(parser))
     _add_tokenizer(parser, "if the model was fitted with it")
     query = parser.add_mutually_exclusive_group(required=True)
-    query.add_argument("--to", metavar="DOC", help="id of a document; or its row number from 0, if no id is the same")
+    query.add_argument("--to", metavar="DOC", help="id of a document; if no document has it, row number from 0")
     query.add_argument("--row", type=_natural, metavar="N", help="row number of a document, from 0")
     query.add_argument("--text", help="a text")
     parser.add_argument("--top", type=_positive, default=10, metavar="N", help="number of documents (%(default)s)")
@@ -228,8 +228,8 @@ class Command(NamedTuple):
 
 
 _ON_TOPICS = (
-    "The list of topics has the share of each topic in all words (prevalence), and how often its first words occur "
-    "together (NPMI, from -1 to 1)."
+    "The list of topics has the fraction of all words that belong to each topic (prevalence), and how often its first "
+    "words occur together (NPMI, from -1 to 1)."
 )
 COMMANDS = {
     "demo": Command("learn topics from the documentation of Python, numpy, scipy and jax", _demo_options, _ON_TOPICS),
