@@ -18,13 +18,18 @@ the command runs. The options of a run come from :class:`smoothgrad_jax.app.sett
 |           | once, which saves nothing; see :mod:`smoothgrad_jax.app.signals`                      |
 """
 
+from __future__ import annotations
+
 import argparse
 import io
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, NamedTuple, NoReturn
 
 from smoothgrad_jax import __version__
+
+TYPE_CHECKING = False  # as in typing, whose import takes longer than the rest of this module
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+    from typing import Any, NoReturn
 
 _INPUTS = (
     "files or a folder: text with one document per line, a folder of text files, JSON lines, CSV, TSV, Parquet, UCI "
@@ -74,7 +79,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"smoothgrad_jax {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
-        commands.add_parser(name, help=command.help)
+        commands.add_parser(name, help=command.summary)
     return parser
 
 
@@ -213,18 +218,22 @@ def _launch_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="fit …", help="the command, with its options")
 
 
-class Command(NamedTuple):
-    """A command: what it does, and its options."""
+class Command:
+    """A command: what it does, its options, how its output is read, and whether it compiles programs."""
 
-    help: str
-    add_options: Callable[[argparse.ArgumentParser], None]
-    output: str = ""  # how its output is read
-    compiles: bool = True  # programs, which `smoothgrad_jax.app.program_cache` stores
+    def __init__(
+        self,
+        summary: str,
+        add_options: Callable[[argparse.ArgumentParser], None],
+        output: str = "",
+        compiles: bool = True,  # which `smoothgrad_jax.app.program_cache` stores
+    ) -> None:
+        self.summary, self.add_options, self.output, self.compiles = summary, add_options, output, compiles
 
     @property
     def description(self) -> str:
         """Return the text that the help of this command begins with."""
-        return f"{self.help[0].upper()}{self.help[1:]}. {self.output}".rstrip()
+        return f"{self.summary[0].upper()}{self.summary[1:]}. {self.output}".rstrip()
 
 
 _ON_TOPICS = (

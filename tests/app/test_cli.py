@@ -568,7 +568,7 @@ def test_every_command_has_help_that_imports_no_numpy_and_no_jax():
     for (name, about), text in zip(cli.COMMANDS.items(), others, strict=True):
         assert name in first.split()
         assert text.startswith(f"{name} [-h]")
-        assert about.help[1:20] in text
+        assert about.summary[1:20] in text
 
 
 def test_a_run_whose_output_has_no_reader_is_completed(texts, tmp_path):
