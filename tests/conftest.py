@@ -13,6 +13,18 @@ def rng():
     return np.random.default_rng(0)
 
 
+@pytest.fixture(scope="session")
+def quick_environment(tmp_path_factory):
+    """The environment of processes that compile with little optimisation, and share what they have compiled."""
+    return os.environ | {
+        "JAX_ENABLE_COMPILATION_CACHE": "1",
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("programs")),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0",
+    }
+
+
 @pytest.fixture
 def x64():
     """Run a test in float64."""
