@@ -50,6 +50,7 @@ _COLLECTIVE_TIMEOUT = "--xla_cpu_collective_timeout_seconds"
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # The number of processes, and of those on this machine, under launchers that jax detects.
 _SIZES = {"SLURM_NTASKS": "SLURM_TASKS_PER_NODE", "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE"}
+_SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_PROCID", "SLURM_LOCALID")  # what jax reads besides the number
 _INTERRUPTED = 130
 
 
@@ -105,7 +106,7 @@ def start(
       ValueError: A host name cannot be reached from other machines.
     """
     addresses = _addresses(coordinator_address, num_processes, process_id)
-    several = addresses is not None or any(int(os.environ.get(name, 1)) > 1 for name in _SIZES)
+    several = _launched_processes() > 1 if addresses is None else addresses.num_processes > 1
     if bind_address is not None and not several:
         raise OptionError("bind_address", "has no effect on one process")
     jax.config.update("jax_num_cpu_devices", devices)
@@ -204,7 +205,16 @@ def _addresses(coordinator: str | None, num_processes: int | None, process_id: i
         if value is None or (name not in ("MASTER_ADDR",) and not value.isdecimal()):
             raise OptionError(name, f"must be set beside WORLD_SIZE as torchrun sets it, got {value}")
     rank, size, address, port = map(str, values)
-    return None if int(size) == 1 else Addresses(f"{address}:{port}", int(size), int(rank))
+    return Addresses(f"{address}:{port}", int(size), int(rank))
+
+
+def _launched_processes() -> int:
+    """Return the number of processes of a launcher that jax detects; 1 without a launcher."""
+    number = max(int(os.environ.get(name, 1)) for name in _SIZES)
+    missing = [name for name in _SLURM if name not in os.environ]
+    if number > 1 and missing and "OMPI_COMM_WORLD_SIZE" not in os.environ:
+        raise OptionError("SLURM_NTASKS", f"is {number}, but {missing[0]} is not set: start the processes with srun")
+    return number
 
 
 def _check_host_name(addresses: Addresses | None) -> None:

@@ -1,7 +1,7 @@
 """Several processes: where they meet, that they agree, and that all end when one of them fails."""
 
+import contextlib
 import json
-import os
 import random
 import signal
 import socket
@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import distributed_run
+import jax
 import numpy as np
 import pytest
 
@@ -21,32 +22,65 @@ ROOT = Path(__file__).parents[2]
 LIMIT = 300  # seconds for a group of processes
 GRACE = 20  # seconds between the end of the first process and that of the last
 STEPS = 12
-CACHE = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
+FIRST_PORT = 61_440  # of the ports that jax chooses for Slurm and Open MPI
+SUM = """
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from smoothgrad_jax import distributed
+
+number = distributed.start(start_timeout=30)
+numbers = multihost_utils.process_allgather(np.array(10 ** jax.process_index()))
+print(f"process {jax.process_index()} of {number}, {distributed.mesh().size} devices, sum {numbers.sum()}", flush=True)
+"""
+ENVIRONMENT = {}  # of the processes
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    """Let the processes of all tests share their compiled programs."""
-    CACHE["JAX_COMPILATION_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+def environment(quick_environment):
+    ENVIRONMENT.update(quick_environment)
+
+
+def torchrun(number, rank, port):
+    return {"WORLD_SIZE": number, "RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+
+
+def slurm(number, rank, port):
+    """jax computes the port from the number of the job."""
+    job = {"SLURM_JOB_ID": port - FIRST_PORT, "SLURM_STEP_NODELIST": "localhost", "SLURM_TASKS_PER_NODE": number}
+    return job | {"SLURM_NTASKS": number, "SLURM_PROCID": rank, "SLURM_LOCALID": rank}
+
+
+def open_mpi(number, rank, port):
+    """jax computes the port from the number of the job, which is a multiple of 4,096."""
+    job = {"OMPI_MCA_orte_hnp_uri": f"{(port - FIRST_PORT) * 4096}.0;tcp://127.0.0.1:34911"}
+    job |= {"OMPI_COMM_WORLD_SIZE": number, "OMPI_COMM_WORLD_LOCAL_SIZE": number}
+    return job | {"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_LOCAL_RANK": rank}
+
+
+def free_port():
+    """Return a free port of those that jax chooses for Slurm and Open MPI."""
+    for port in random.sample(range(FIRST_PORT, 65_536), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError("no port is free")
 
 
 def run_processes(number, folder, *arguments, steps=STEPS, grace=GRACE):
-    """Run the program in several processes; return their exit codes, outputs, and the times at which they ended."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    env = os.environ | CACHE | {"WORLD_SIZE": str(number), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [
-        sys.executable,
-        str(ROOT / "tests" / "distributed_run.py"),
-        str(folder),
-        str(steps),
-        *map(str, arguments),
-    ]
+    """Run the training program in several processes; see :func:`run_program`."""
+    program = [ROOT / "tests" / "distributed_run.py", folder, steps, *arguments]
+    return run_program(number, folder, torchrun, *program, grace=grace)
+
+
+def run_program(number, folder, launcher, *program, grace=GRACE):
+    """Run a program in several processes; return their exit codes, outputs, and the times at which they ended."""
+    command, port = [sys.executable, *map(str, program)], free_port()
     files = [(folder / f"output-{rank}").open("w+") for rank in range(number)]
+    environments = [ENVIRONMENT | launcher(number, rank, port) for rank in range(number)]
     processes = [
-        subprocess.Popen(command, env=env | {"RANK": str(rank)}, cwd=ROOT, stdout=file, stderr=file)
-        for rank, file in enumerate(files)
+        subprocess.Popen(command, env={name: str(x) for name, x in env.items()}, cwd=ROOT, stdout=file, stderr=file)
+        for env, file in zip(environments, files, strict=True)
     ]
     ended, deadline = {}, time.monotonic() + LIMIT
     try:
@@ -78,7 +112,7 @@ def expected(x64):
     return np.asarray(run.params), scores
 
 
-def test_two_processes_compute_what_one_computes_and_any_number_resumes(tmp_path, expected):
+def test_two_processes_compute_what_one_computes_and_another_number_resumes(tmp_path, expected):
     lam, scores = expected
     codes, outputs, _ = run_processes(2, tmp_path, steps=6)
     assert codes == [0, 0], outputs
@@ -87,15 +121,19 @@ def test_two_processes_compute_what_one_computes_and_any_number_resumes(tmp_path
     np.testing.assert_allclose(first["scores"][-1], scores[1], rtol=1e-10)
     assert "process 1 differs from process 0: process is 1, not 0." in outputs[0]
     assert outputs[0].splitlines()[-1] == outputs[1].splitlines()[-1]
-    for number in (2, 1):
-        again = tmp_path / f"again-{number}"
-        again.mkdir()
-        subprocess.run(["cp", "-r", str(tmp_path / "checkpoints"), str(again)], check=True)
-        codes, outputs, _ = run_processes(number, again)
-        assert codes == [0] * number, outputs
-        found = results(again, number)[0]
-        assert (found["first"], found["step"]) == (6, STEPS)
-        np.testing.assert_allclose(found["lam"], lam, rtol=1e-10)
+    codes, outputs, _ = run_processes(1, tmp_path)
+    assert codes == [0], outputs
+    (found,) = results(tmp_path, 1)
+    assert (found["first"], found["step"]) == (6, STEPS)
+    np.testing.assert_allclose(found["lam"], lam, rtol=1e-10)
+
+
+@pytest.mark.parametrize("launcher", [slurm, open_mpi])
+def test_processes_of_a_launcher_that_jax_detects_find_each_other(tmp_path, launcher):
+    codes, outputs, _ = run_program(2, tmp_path, launcher, "-c", SUM)
+    assert codes == [0, 0], outputs
+    for rank, output in enumerate(outputs):
+        assert f"process {rank} of 2, 2 devices, sum 11" in output
 
 
 def check_failure(tmp_path, event, step, process, within):
@@ -152,6 +190,18 @@ def test_the_addresses_come_from_arguments_or_from_torchrun(monkeypatch):
         distributed._addresses(None, None, None)
 
 
+def test_one_process_within_the_allocation_of_a_scheduler(monkeypatch):
+    """``sbatch`` sets SLURM_NTASKS too, and so does ``salloc``; only ``srun`` starts so many processes."""
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    with pytest.raises(OptionError, match=r"SLURM_STEP_NODELIST is not set: .* with srun"):
+        distributed.start()
+    for name, value in torchrun(1, 0, 7).items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(jax.config, "update", lambda name, value: None)  # the backend of this process has started
+    assert distributed.start() == 1
+
+
 def test_a_host_name_that_other_machines_cannot_reach_is_refused(monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "here")
     monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
@@ -166,5 +216,12 @@ def test_a_host_name_that_other_machines_cannot_reach_is_refused(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="which other machines cannot reach"):
         distributed._check_host_name(distributed.Addresses("127.0.0.1:99", 2, 1))
+    monkeypatch.delenv("WORLD_SIZE")
+    for name, value in slurm(4, 0, FIRST_PORT).items():
+        monkeypatch.setenv(name, str(value))
+    distributed._check_host_name(None)
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", "2(x2)")
+    with pytest.raises(ValueError, match="which other machines cannot reach"):
+        distributed._check_host_name(None)
     monkeypatch.setattr(socket, "gethostbyname", lambda name: "10.0.0.7")
     distributed._check_host_name(elsewhere)
