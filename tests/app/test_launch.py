@@ -15,6 +15,12 @@ from smoothgrad_jax import load_model
 from smoothgrad_jax.app.cli import main
 
 OPTIONS = ["--topics", "3", "--batch-size", "32", "--held-out", "30", "--method", "variational", "--window", "3"]
+ENVIRONMENT = {}  # of the processes
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment(quick_environment):
+    ENVIRONMENT.update(quick_environment)
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +35,7 @@ def texts(tmp_path_factory):
 def launch(number, *arguments):
     command = [sys.executable, "-m", "smoothgrad_jax", "launch", "-n", str(number), "fit", *map(str, arguments)]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True, env=ENVIRONMENT)
 
 
 def finish(process):
@@ -42,32 +48,38 @@ def finish(process):
     return process.returncode, out, err
 
 
-def test_processes_save_one_model_and_another_number_resumes(texts, tmp_path):
+def test_sigterm_saves_a_model_and_a_checkpoint_that_another_number_resumes(texts, tmp_path):
     folder = tmp_path / "model"
-    code, out, err = finish(launch(2, texts, "--out", folder, "--passes", "2", "--json", *OPTIONS))
+    several = ["--passes", "100000", "--messages", "bfloat16", "--json", *OPTIONS]
+    process = launch(2, texts, "--out", folder, *several)
+    for line in process.stdout:  # only process 0 writes, and nothing else reaches the standard output
+        if json.loads(line)["event"] == "progress":
+            break
+    process.send_signal(signal.SIGTERM)
+    code, out, err = finish(process)
+    assert code == 143, err
+    assert "repeat the command with --resume" in err
+    last = json.loads(out.splitlines()[-1])
+    assert last["event"] == "interrupted"
+    assert load_model(folder).num_docs > 0
+    assert os.listdir(folder / "checkpoints")
+    passes = last["step"] * 32 // 270 + 2
+    code, _, err = finish(launch(1, texts, "--out", folder, "--passes", passes, "--resume"))
     assert code == 0, err
-    # Only process 0 writes, and nothing else reaches the standard output.
-    events = [json.loads(line) for line in out.splitlines()]
-    assert [event["event"] for event in events].count("done") == 1
-    code, out, err = finish(launch(1, texts, "--out", folder, "--passes", "4", "--resume"))
+    assert load_model(folder).history[-1]["step"] > last["step"]
+
+
+@pytest.mark.slow
+def test_several_processes_and_a_resumed_one_compute_what_one_computes(texts, tmp_path):
+    folder = tmp_path / "model"
+    code, _, err = finish(launch(2, texts, "--out", folder, "--passes", "2", *OPTIONS))
+    assert code == 0, err
+    code, _, err = finish(launch(1, texts, "--out", folder, "--passes", "4", "--resume"))
     assert code == 0, err
     assert main(["fit", str(texts), "--out", str(tmp_path / "one"), "--passes", "4", "--threads", "1", *OPTIONS]) == 0
     several, one = load_model(folder), load_model(tmp_path / "one")
     np.testing.assert_allclose(several.lam, one.lam, rtol=0.02)
     assert [each["step"] for each in several.history][-1] == [each["step"] for each in one.history][-1]
-
-
-def test_sigterm_saves_the_model_and_a_checkpoint(texts, tmp_path):
-    process = launch(2, texts, "--out", tmp_path / "model", "--passes", "100000", "--messages", "bfloat16", *OPTIONS)
-    for line in process.stderr:
-        if line.startswith("fit step"):
-            break
-    process.send_signal(signal.SIGTERM)
-    code, _, err = finish(process)
-    assert code == 143, err
-    assert "repeat the command with --resume" in err
-    assert load_model(tmp_path / "model").num_docs > 0
-    assert os.listdir(tmp_path / "model" / "checkpoints")
 
 
 def test_an_error_ends_all_processes_and_is_one_line(texts, tmp_path):
