@@ -16,8 +16,10 @@ def rng():
 @pytest.fixture(scope="session")
 def quick_environment(tmp_path_factory):
     """The environment of processes that compile with little optimisation, and share what they have compiled."""
+    from smoothgrad_jax.core._xla import BEFORE_JAX_0_12
+
     return os.environ | {
-        "JAX_ENABLE_COMPILATION_CACHE": "1",
+        "JAX_ENABLE_COMPILATION_CACHE": "0" if BEFORE_JAX_0_12 else "1",  # it would reject stored programs
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("programs")),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
