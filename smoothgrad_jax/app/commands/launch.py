@@ -18,7 +18,7 @@ from typing import Any
 
 from smoothgrad_jax.app.commands.output import CommandError
 
-_GRACE = 3.0  # seconds from SIGTERM to SIGKILL
+_GRACE = 3.0  # seconds in which processes end by themselves after another one failed
 _INTERVAL = 0.05  # seconds between two looks at the processes
 _ADDRESS = "127.0.0.1"
 
@@ -44,19 +44,26 @@ def _processes(command: Sequence[str], number: int) -> Iterator[list[subprocess.
         "MASTER_PORT": str(_free_port()),
     }
     processes: list[subprocess.Popen[bytes]] = []
+    received: list[int] = []
 
     def forward(signal_number: int, _: FrameType | None) -> None:
+        received.append(signal_number)
         for process in processes:
             process.send_signal(signal_number)
 
-    # A terminal sends Ctrl-C to the processes too; a scheduler sends SIGTERM to this one alone.
-    handlers: dict[int, Any] = {signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: forward}
-    previous = {each: signal.getsignal(each) for each in handlers}
+    def ignore(signal_number: int, _: FrameType | None) -> None:
+        del signal_number
+
+    # A terminal sends Ctrl-C to the processes too; a scheduler sends SIGTERM to this one alone. New processes do not
+    # inherit functions as handlers.
+    handlers: dict[int, Any] = {signal.SIGINT: ignore, signal.SIGTERM: forward, signal.SIGHUP: forward}
+    handlers = {each: handler for each, handler in handlers.items() if signal.getsignal(each) != signal.SIG_IGN}
+    previous = {each: signal.signal(each, handler) for each, handler in handlers.items()}
     try:
         for rank in range(number):
             processes.append(subprocess.Popen(command, env=environment | {"RANK": str(rank)}))
-        for each, handler in handlers.items():
-            signal.signal(each, handler)
+            for each in received:
+                processes[-1].send_signal(each)
         yield processes
     finally:
         _end(processes)
