@@ -35,6 +35,7 @@ def __getattr__(name: str) -> object:
     public = _RENAMED.get(name, name)
     if public.startswith("_") or public not in _module_of():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # As `from module import name`, which also imports a module of this name.
     value = getattr(__import__(_module_of()[public], fromlist=[public]), public)
     globals()[name] = value
     return value
