@@ -40,6 +40,7 @@ from smoothgrad_jax.models.lda.document_fit import copy_rows, padded
 _LANES = 16
 LONG = 100  # tokens from which a document is long
 UPDATES = 5  # of the fixed point from which a long document starts
+_WIDE = 512  # columns from which single numbers of N are written
 _LONGEST_SUM = 9  # numbers that are added one after the other to draw one of them, where the width allows it
 
 
@@ -107,17 +108,17 @@ def sample_documents(
         def sweep(number, carry):
             tokens, topics, stats, mean = carry
             from_gamma = is_long & (number == 0)
+            leave_out, add = _token_changes(prior, gamma, from_gamma, number > 0)
 
             def draw_token(t, carry):
-                tokens, topics = carry
+                tokens, weights, topics = carry
                 entry = entries[t]
                 # The barrier separates the read of the old topic from the write of the new one; see fused_loops.
                 weight, old = lax.optimization_barrier((weights_of[start + entry], topics[t]))
-                others = without_one(tokens, (columns == old) & (number > 0), weight)
-                weights = lax.optimization_barrier(jnp.where(from_gamma, gamma, others + prior))
+                others, weights = leave_out(tokens, weights, old, weight)
                 new = draw_topic(weights, row(rows, entry), uniform(hashes, t, number, dtype), num_topics)
-                # All of N is written: to change two numbers of it, XLA would copy it.
-                return jnp.where(columns == new, others + weight, others), set_row(topics, t, new[None])
+                tokens, weights = add(*lax.optimization_barrier((others, weights, new)), weight)
+                return tokens, weights, set_row(topics, t, new[None])
 
             def count_token(t, carry):
                 stats, mean = carry
@@ -129,7 +130,8 @@ def sample_documents(
                 scale = lax.optimization_barrier(per_sweep * weight / _fold(p[0], _LANES).sum())
                 return set_row(stats, w, row(stats, w) + scale * p), mean + scale * p
 
-            tokens, topics = lax.fori_loop(0, num_tokens, draw_token, (tokens, topics))
+            weights = jnp.where(from_gamma, gamma, tokens + prior)
+            tokens, _, topics = lax.fori_loop(0, num_tokens, draw_token, (tokens, weights, topics))
             number_counted = jnp.where(number >= sweeps - counted, num_tokens, 0)
             stats, mean = lax.fori_loop(0, number_counted, count_token, (stats, mean))
             return tokens, topics, stats, mean
@@ -206,6 +208,45 @@ def _expand(entries, pieces, start, length):
         return end, lax.fori_loop(number, end, lambda t, entries: set_row(entries, t, i[None]), entries)
 
     return lax.fori_loop(0, length, append, (jnp.int32(0), entries))
+
+
+def _token_changes(prior, gamma, from_gamma, was_drawn):
+    """Return a function that leaves a token out of N and of the weights, and one that adds a token.
+
+    A narrow N is written as a whole: a processor that reads a vector has to wait for a number that was just written in
+    it. Of a wide N only the number that changes is written. Weights that are γ stay as they are.
+
+    Args:
+      prior: α [1, W].
+      gamma: γ [1, W].
+      from_gamma: Whether this sweep draws with γ in the place of N + α.
+      was_drawn: Whether the tokens have topics; before the first sweep there is nothing to leave out.
+    """
+    columns, is_wide = jnp.arange(prior.shape[1])[None], prior.shape[1] >= _WIDE
+
+    def set_number(tokens, weights, k, n):
+        weight = jnp.where(from_gamma, _at(weights, k), n + _at(prior, k))
+        at = partial(lax.dynamic_update_slice, start_indices=(jnp.zeros_like(k), k))
+        return lax.optimization_barrier((at(tokens, n[None, None]), at(weights, weight[None, None])))
+
+    def leave_out(tokens, weights, k, weight):
+        if is_wide:
+            n = _at(tokens, k)
+            return set_number(tokens, weights, k, jnp.where(was_drawn, jnp.maximum(n - weight, 0), n))
+        others = without_one(tokens, (columns == k) & was_drawn, weight)
+        return others, lax.optimization_barrier(jnp.where(from_gamma, gamma, others + prior))
+
+    def add(tokens, weights, k, weight):
+        if is_wide:
+            return set_number(tokens, weights, k, _at(tokens, k) + weight)
+        return jnp.where(columns == k, tokens + weight, tokens), weights
+
+    return leave_out, add
+
+
+def _at(x, k):
+    """Return x[0, k]."""
+    return lax.dynamic_slice(x, (jnp.zeros_like(k), k), (1, 1))[0, 0]
 
 
 def draw_topic(weights: Array, beta: Array, u: Array, num_topics: int) -> Array:
