@@ -99,7 +99,7 @@ def _fit_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--distributed",
         action="store_true",
-        help="one of several processes, which srun, mpirun, torchrun or smoothgrad launch starts; each has --threads",
+        help="one of several processes of srun, Open MPI 4, torchrun or smoothgrad launch; each has --threads",
     )
     parser.add_argument(
         "--messages",
@@ -407,7 +407,10 @@ def _add_log(parser: argparse.ArgumentParser) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that reports an error in one line."""
+    """A parser that reports an error in one line, and does not complete the names of options."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")

@@ -149,9 +149,13 @@ def stored_settings(checkpoint: Checkpoint) -> Settings:
 
 
 def check_settings(stored: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Raise an :class:`OptionError` if a setting of a new run differs from that of the checkpoint, and must not."""
+    """Raise an :class:`OptionError` if a setting of a new run differs from that of the checkpoint, and must not.
+
+    A checkpoint of a version without this option has its default.
+    """
+    defaults = Settings().as_json()
     for name, value in current.items():
-        then, now = stored.get(name), "inf" if value == math.inf else value
+        then, now = stored.get(name, defaults.get(name)), "inf" if value == math.inf else value
         if then != now and not OPTIONS[name].may_change:
             was = "not set" if then is None else then
             problem = f"was {was} in the checkpoint, and is {'not set' if now is None else now} now"

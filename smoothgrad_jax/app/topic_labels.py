@@ -43,13 +43,15 @@ def read_labels(path: str | os.PathLike, num_topics: int) -> dict[int, str]:
     """Return the labels of a file by topic.
 
     Raises:
-      CorpusError: If a line or an entry is not a topic number and a label, a topic does not exist or has two labels, or
-        a label is not valid; the message names the file and the line or the topic.
+      CorpusError: If there is no such file, a line or an entry is not a topic number and a label, a topic does not
+        exist or has two labels, or a label is not valid; the message names the file and the line or the topic.
       OSError: If the file cannot be read.
     """
     path = Path(path)
     try:
         text = path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise corpus_error(path, "there is no such file") from None
     except UnicodeDecodeError as error:
         raise corpus_error(path, f"byte {error.start} is not UTF-8; save the file as UTF-8") from error
     is_json = text.lstrip().startswith("{")

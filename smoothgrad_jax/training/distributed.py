@@ -51,6 +51,8 @@ _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # The number of processes, and of those on this machine, under launchers that jax detects.
 _SIZES = {"SLURM_NTASKS": "SLURM_TASKS_PER_NODE", "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE"}
 _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_PROCID", "SLURM_LOCALID")  # what jax reads besides the number
+_OPEN_MPI = "OMPI_MCA_orte_hnp_uri"  # by which jax recognises Open MPI
+_UNKNOWN_SIZE = "PMI_SIZE"  # MPICH and others
 _INTERRUPTED = 130
 
 
@@ -210,10 +212,22 @@ def _addresses(coordinator: str | None, num_processes: int | None, process_id: i
 
 def _launched_processes() -> int:
     """Return the number of processes of a launcher that jax detects; 1 without a launcher."""
-    number = max(int(os.environ.get(name, 1)) for name in _SIZES)
-    missing = [name for name in _SLURM if name not in os.environ]
-    if number > 1 and missing and "OMPI_COMM_WORLD_SIZE" not in os.environ:
-        raise OptionError("SLURM_NTASKS", f"is {number}, but {missing[0]} is not set: start the processes with srun")
+    sizes = {name: os.environ.get(name, "1") for name in (*_SIZES, _UNKNOWN_SIZE)}
+    remedy = f"set {', '.join(_TORCHRUN)} for every process"
+    for name, value in sizes.items():
+        if not value.isdecimal():
+            raise OptionError(name, f"must be a number of processes, got {value}; or {remedy}")
+    number = max(int(sizes[name]) for name in _SIZES)
+    if int(sizes["OMPI_COMM_WORLD_SIZE"]) > 1:
+        if _OPEN_MPI not in os.environ:
+            problem = f"is {number}, but {_OPEN_MPI} of Open MPI 4 is not set: {remedy}"
+            raise OptionError("OMPI_COMM_WORLD_SIZE", problem)
+    elif number > 1:
+        missing = next((name for name in _SLURM if name not in os.environ), None)
+        if missing is not None:
+            raise OptionError("SLURM_NTASKS", f"is {number}, but {missing} is not set: start the processes with srun")
+    elif int(sizes[_UNKNOWN_SIZE]) > 1:
+        raise OptionError(_UNKNOWN_SIZE, f"is {sizes[_UNKNOWN_SIZE]}, of a launcher that is not supported: {remedy}")
     return number
 
 

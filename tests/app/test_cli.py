@@ -353,6 +353,12 @@ def test_a_run_whose_metrics_cannot_be_written_continues(texts, folder, monkeypa
     assert load_model(folder / "no metrics").lam.shape == (30, 3)
 
 
+def test_the_name_of_an_option_is_not_completed(texts, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["fit", str(texts), "--topic", "3", "--out", "model"])
+    assert "unrecognized arguments: --topic 3" in capsys.readouterr().err
+
+
 def test_log_json_appends_one_object_per_event(texts, folder, capsys):
     log, out = folder / "events.jsonl", folder / "logged"
     command = ["fit", str(texts), "--out", str(out), *COMMON, "--log-json", str(log)]

@@ -172,6 +172,14 @@ def test_a_checkpoint_of_another_schedule_is_refused(stored, given):
         check_same_run(checkpoint.settings, now, {})
 
 
+def test_a_checkpoint_of_a_version_without_an_option_has_its_default():
+    settings = Settings().resolve(1_000)
+    stored = {name: value for name, value in settings.as_json().items() if name != "local_max_iter"}
+    check_same_run(stored, settings, {})
+    with pytest.raises(OptionError, match="local_max_iter was 100 in the checkpoint, and is 50 now"):
+        check_same_run(stored, Settings(local_max_iter=50).resolve(1_000), {})
+
+
 def test_objects_have_a_json_form():
     assert Settings(window=math.inf).as_json()["window"] == "inf"
     assert Settings(window=Adaptive(64)).as_json()["window"] == "adaptive:64"

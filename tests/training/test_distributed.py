@@ -202,6 +202,21 @@ def test_one_process_within_the_allocation_of_a_scheduler(monkeypatch):
     assert distributed.start() == 1
 
 
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"SLURM_NTASKS": "two"}, "SLURM_NTASKS must be a number of processes, got two; or set RANK, WORLD_SIZE"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_MCA_orte_hnp_uri of Open MPI 4 is not set: set RANK, WORLD_SIZE"),
+        ({"PMI_SIZE": "2"}, "PMI_SIZE is 2, of a launcher that is not supported: set RANK, WORLD_SIZE"),
+    ],
+)
+def test_a_launcher_that_is_not_supported_is_an_error_and_not_one_process(variables, message, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(OptionError, match=message):
+        distributed.start()
+
+
 def test_a_host_name_that_other_machines_cannot_reach_is_refused(monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "here")
     monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")

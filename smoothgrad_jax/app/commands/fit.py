@@ -5,6 +5,7 @@ With ``--distributed`` every process runs this command on the same files. Proces
 
 import logging
 import os
+import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
@@ -56,7 +57,8 @@ def _run_in_several_processes(args: Namespace) -> int:
     if args.log_json:
         raise OptionError("log_json", "cannot be used with --distributed: every process would write it")
     check_folder(Path(args.out))
-    distributed.start(devices=args.threads or 1)
+    if distributed.start(devices=args.threads or 1) == 1:
+        print("this process trains alone: no launcher of several processes was found", file=sys.stderr)
     is_first = jax.process_index() == 0
     try:
         with nullcontext() if is_first else _quiet(), folder_lock.locked(args.out) if is_first else nullcontext():
