@@ -60,8 +60,9 @@ def main():
             for rank in range(2):
                 prefix, pin = machines[rank].prefix if machines else [], ["taskset", "--cpu-list", str(rank)]
                 processes.append(subprocess.Popen([*prefix, *pin, *program, size], env=env | {"RANK": str(rank)}))
-            for process in processes:
-                process.wait()
+            codes = [process.wait() for process in processes]
+            if any(codes):
+                sys.exit(f"a process failed: exit codes {codes}")
 
 
 def measure(path, batch_size):

@@ -346,13 +346,15 @@ class Run:
 
     def checkpoint_bytes(self, corpus: Corpus) -> int:
         """Estimate the size of a checkpoint with a full window, before the first step."""
-        state = self.state
+        state, num_devices, bytes_per_id = self.state, 1, np.dtype(np.int32).itemsize
         stored = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         if isinstance(state, MeshState):  # the parts of this process
-            stored = stored // len(state.parts) * int(state.num_devices)
+            num_devices = int(state.num_devices)
+            stored = stored // len(state.parts) * num_devices
+            state = state.parts[0]
         if not isinstance(state, RowSparseState):
             return stored  # a dense state has the slots of its window from the start
-        rows, bytes_per_id = corpus.layout(self._batch_size).num_used, np.dtype(np.int32).itemsize
+        rows = num_devices * corpus.layout(-(-self._batch_size // num_devices)).num_used
         width = local_steps.width(self.model.method, state.num_columns)
         stored += rows * (len(state.partitions) * width * state.dtype.itemsize + bytes_per_id)  # of the last minibatch
         if state.slots is None:

@@ -138,6 +138,8 @@ class MeshEngine:
                 start = jax.tree.map(_as_numpy, start)
                 model = checked(model, start, options.num_words)
                 self._parameters = self._begin(model, start)
+        if options.messages is not None and not self._parameters.num_words:
+            raise OptionError("messages", f"has no effect: {type(model).__name__} has no row-sparse parameters")
         check_rule(self._rule, options.window)
         self._set_model(checked(model, self._template(model), options.num_words))
         if isinstance(options.window, Adaptive):

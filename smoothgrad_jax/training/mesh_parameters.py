@@ -41,7 +41,7 @@ from smoothgrad_jax.core.row_sparse.step import check_row_lengths, end_step, rea
 from smoothgrad_jax.core.types import Array, ArrayLike, PyTree, Warmup
 from smoothgrad_jax.core.window import Window
 
-LAZY_FROM = 50_000  # V from which rows decay lazily: a dense step then takes longer (experiments/BENCHMARKS.md)
+LAZY_FROM = 50_000  # V from which rows decay lazily: the time of a dense step grows with V
 _CHUNK = 1 << 24  # numbers of λ that are collected from all processes at a time
 
 

@@ -9,18 +9,21 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
-from smoothgrad_jax import Progress, SaveError, load_model, match_topics, open_source
+from smoothgrad_jax import Corpus, Progress, SaveError, load_model, match_topics, open_source
 from smoothgrad_jax.app import saved_models
 from smoothgrad_jax.app.cli import main
 from smoothgrad_jax.app.commands import sweep, sweep_estimate
 from smoothgrad_jax.app.commands.parallel_runs import RunTask
 from smoothgrad_jax.app.configuration_choice import NPMI_FLOOR, SCORE_FLOOR, Configuration, choose, tolerance
+from smoothgrad_jax.app.runs import Run
 from smoothgrad_jax.app.settings import Settings
 from smoothgrad_jax.core._xla import BEFORE_JAX_0_12
 from smoothgrad_jax.data import corpus_folder
+from smoothgrad_jax.training import mesh_engine
 
 ROOT = Path(__file__).parents[2]
 COMMON = ["--passes", "6", "--batch-size", "32", "--threads", "1"]
@@ -277,6 +280,19 @@ def test_the_estimate_includes_a_full_window_of_any_kind(texts):
     assert found[0] > 5_000
     assert found[2] == found[0]
     assert found[1] > 0.9 * found[0]
+
+
+def test_the_estimate_of_a_checkpoint_includes_the_window_of_rows_on_a_mesh(monkeypatch, rng):
+    monkeypatch.setattr(mesh_engine, "LAZY_FROM", 1)
+    corpus = Corpus.of(rng.poisson(0.05, (100, 400)))
+    options = {"topics": 3, "method": "collapsed", "window": 20, "batch_size": 10, "passes": 4, "held_out": 0}
+    settings, lam = Settings(**options).resolve(100), rng.gamma(1, 1, (400, 3)).astype(np.float32)
+    mesh = jax.make_mesh((1,), ("p",), axis_types=(jax.sharding.AxisType.Auto,))
+    run = Run(corpus, settings, lam, key=jax.random.key(0), rng=rng, mesh=mesh)
+    estimated = run.checkpoint_bytes(corpus)
+    list(run.reports())
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(run.state))
+    assert 0.9 * size < estimated < 2 * size
 
 
 def stop(*_):

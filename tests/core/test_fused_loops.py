@@ -72,6 +72,7 @@ def test_no_array_is_copied_per_token(method, num_topics, width):
     model = LDA(*np.float32([0.1, 0.1, 9]), method=method)
     seed = np.zeros(2, np.uint32) if model.uses_key else None
     text = _local_step.lower(model, lam, batch, seed).compile().as_text()
-    # Loops over documents, sweeps and tokens are nested: "while/body/while/body/…". A wide N is copied once per sweep.
+    # Loops are nested: "while/body/while/body/…". The loop over tokens is the fourth one of the sampled step. A wide N
+    # is copied once per sweep, in the third one.
     copies = re.findall(rf"= f32\[\d+,{width}\]\S* copy\(.*op_name=\"(\S+)\"", text)
     assert max((name.count("while/body") for name in copies), default=0) < (4 if num_topics > 500 else 3)

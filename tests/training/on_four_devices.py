@@ -55,6 +55,15 @@ def slow(*values):
     ]
 
 
+def test_16_bit_messages_are_refused_where_nothing_is_exchanged_by_rows():
+    def local_step(params, batch):
+        return batch.sum(0), None
+
+    options = {"prior": 1.0, "window": 2, "rho": 0.1, "mesh": mesh(2), "messages": "bfloat16"}
+    with pytest.raises(OptionError, match="messages has no effect: FunctionModel has no row-sparse parameters"):
+        fit(np.ones((3, 4, 5), np.float32), local_step, np.ones(5, np.float32), **options)
+
+
 @pytest.fixture(name="X")
 def some_documents(rng):
     return rng.poisson(rng.gamma(0.2, 1, (D, V)))
