@@ -60,6 +60,10 @@ _CONTENT = schema.record(
         "files": schema.mapping(durable_files.ENTRY),
     }
 )
+_OTHER_FOLDERS = {  # a file of each, and the rest of a message
+    "sweep.json": "a sweep; its models are in its folder runs",
+    "manifest.json": "a corpus; fit makes a model of it",
+}
 _FILES = (*(f"{name}.npy" for name in (*_REQUIRED, *_OPTIONAL)), _VOCABULARY)
 
 Documents: TypeAlias = "Corpus | npt.NDArray | scipy.sparse.sparray | scipy.sparse.spmatrix"
@@ -273,6 +277,9 @@ def load_model(path: str | os.PathLike) -> SavedModel:
     if not folder.is_dir():
         found = ", got a file" if folder.exists() else "; there is no such folder"
         raise LoadError(f"{folder}: expected the folder of a model{found}")
+    for file, content in _OTHER_FOLDERS.items():
+        if (folder / file).exists() and not (folder / "model.json").exists():
+            raise LoadError(f"{folder}: expected the folder of a model, got {content}")
     started_at = _modification(folder)
     try:
         return _load(folder)

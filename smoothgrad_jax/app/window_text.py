@@ -23,8 +23,9 @@ Window: TypeAlias = Any  # a number, a text form, a schedule of the step number,
 
 
 class _Form(NamedTuple):
-    """The text form of a class: where the class is, the type of its numbers, and which numbers are valid."""
+    """The text form of a class: its syntax, where the class is, the type of its numbers, and which ones are valid."""
 
+    syntax: str
     module: str
     name: str
     number: type[int] | type[float]
@@ -40,11 +41,19 @@ def _accepts_adaptive(numbers: list[Any]) -> bool:
 
 _CORE = "smoothgrad_jax.core"
 _FORMS = {
-    "adaptive": _Form(f"{_CORE}.adaptive", "Adaptive", int, _accepts_adaptive),
-    "exponential": _Form(f"{_CORE}.exponential_window", "Exponential", float, lambda n: len(n) == 1 and n[0] >= 1),
-    "phase-out": _Form(f"{_CORE}.schedules", "PhaseOut", int, lambda n: len(n) == 3 and n[0] >= 1 and 0 <= n[1] < n[2]),
+    "adaptive": _Form("[:LONGEST[:MEMORY]]", f"{_CORE}.adaptive", "Adaptive", int, _accepts_adaptive),
+    "exponential": _Form(
+        ":L", f"{_CORE}.exponential_window", "Exponential", float, lambda n: len(n) == 1 and n[0] >= 1
+    ),
+    "phase-out": _Form(
+        ":L:FIRST:LAST",
+        f"{_CORE}.schedules",
+        "PhaseOut",
+        int,
+        lambda n: len(n) == 3 and n[0] >= 1 and 0 <= n[1] < n[2],
+    ),
 }
-EXPECTED = "an integer of at least 1, inf, adaptive[:LONGEST[:MEMORY]], exponential:L or phase-out:L:FIRST:LAST"
+EXPECTED = " or ".join(["an integer of at least 1, inf", *(name + form.syntax for name, form in _FORMS.items())])
 
 
 def parse_window(text: str) -> float | str:
@@ -70,7 +79,7 @@ def window_text(window: Window) -> Window:
     module, name = type(window).__module__, type(window).__name__
     if (module, name) == (f"{_CORE}.moving_window", "Moving") and window.dtype is None:
         return window.length
-    form = next((each for each, (*place, _, _) in _FORMS.items() if place == [module, name]), None)
+    form = next((each for each, f in _FORMS.items() if (f.module, f.name) == (module, name)), None)
     if form is None:
         return window
     fields = window if isinstance(window, tuple) else vars(window).values()

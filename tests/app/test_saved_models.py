@@ -302,7 +302,12 @@ def test_folders_without_a_model_are_named(tmp_path):
     }.items():
         (tmp_path / name).mkdir()
         durable_files.write_json(tmp_path / name / "model.json", metadata)
+    for name, file in (("sweep", "sweep.json"), ("corpus", "manifest.json")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).touch()
     for name, message in (
+        ("sweep", "got a sweep; its models are in its folder runs"),
+        ("corpus", "got a corpus; fit makes a model of it"),
         ("nothing", "nothing: expected the folder of a model; there is no such folder"),
         ("file", "expected the folder of a model, got a file"),
         ("empty", r"model.json: missing; every smoothgrad model has this file"),
