@@ -356,9 +356,9 @@ def default_kappa(method: str, schedule: str) -> float:
 
 
 def default_batches_per_pass(method: str) -> int:
-    """Return the number of minibatches into which a small corpus is divided, for a local step of LDA.
+    """Return the number of minibatches per pass over a small corpus, for a local step of LDA.
 
-    The noise of small minibatches costs the sampled step little, because its step sizes fall to 0 in the end.
+    The sampled step scores higher with small minibatches, the others do not (experiments/BENCHMARKS.md).
     """
     return 250 if method == "sampled" else 32
 

@@ -21,7 +21,7 @@ cancel, and the bias has a second term:
 |--------|-------------------|------------------------------------------------------------|
 | λ, η   | ``params, prior`` | as in :mod:`smoothgrad_jax.core.svi`                       |
 | Ŝ, Ŝᴸ  | ``stats, noisy``  | statistics of a minibatch, and their mean over L steps     |
-| S, Sᴸ  | ``full``          | statistics of the full data, and their mean               |
+| S, Sᴸ  | ``full``          | statistics of the full data, and their mean                |
 | L      | ``length``        | window length                                              |
 | λ̄ᴸ     |                   | mean of λ over the last L steps                            |
 

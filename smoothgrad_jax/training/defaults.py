@@ -9,7 +9,7 @@ MAX_THREADS = 1024  # more than any machine has cores for; each thread has memor
 
 
 def default_batch_size(num_docs: int, batches_per_pass: int = 32) -> int:
-    """Return B for a corpus of D documents, between 32 and 256: D/32, or another fraction."""
+    """Return B for a corpus of D documents: D / ``batches_per_pass``, between 32 and 256."""
     return min(max(int(num_docs) // batches_per_pass, 32), 256)
 
 

@@ -52,7 +52,7 @@ _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _SIZES = {"SLURM_NTASKS": "SLURM_TASKS_PER_NODE", "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE"}
 _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_PROCID", "SLURM_LOCALID")  # what jax reads besides the number
 _OPEN_MPI = "OMPI_MCA_orte_hnp_uri"  # by which jax recognises Open MPI
-_UNKNOWN_SIZE = "PMI_SIZE"  # MPICH and others
+_UNSUPPORTED_SIZE = "PMI_SIZE"  # of MPICH and others, which jax does not detect
 _INTERRUPTED = 130
 
 
@@ -212,7 +212,7 @@ def _addresses(coordinator: str | None, num_processes: int | None, process_id: i
 
 def _launched_processes() -> int:
     """Return the number of processes of a launcher that jax detects; 1 without a launcher."""
-    sizes = {name: os.environ.get(name, "1") for name in (*_SIZES, _UNKNOWN_SIZE)}
+    sizes = {name: os.environ.get(name, "1") for name in (*_SIZES, _UNSUPPORTED_SIZE)}
     remedy = f"set {', '.join(_TORCHRUN)} for every process"
     for name, value in sizes.items():
         if not value.isdecimal():
@@ -226,8 +226,9 @@ def _launched_processes() -> int:
         missing = next((name for name in _SLURM if name not in os.environ), None)
         if missing is not None:
             raise OptionError("SLURM_NTASKS", f"is {number}, but {missing} is not set: start the processes with srun")
-    elif int(sizes[_UNKNOWN_SIZE]) > 1:
-        raise OptionError(_UNKNOWN_SIZE, f"is {sizes[_UNKNOWN_SIZE]}, of a launcher that is not supported: {remedy}")
+    elif int(sizes[_UNSUPPORTED_SIZE]) > 1:
+        problem = f"is {sizes[_UNSUPPORTED_SIZE]}, of a launcher that is not supported: {remedy}"
+        raise OptionError(_UNSUPPORTED_SIZE, problem)
     return number
 
 

@@ -58,7 +58,7 @@ def _run_in_several_processes(args: Namespace) -> int:
         raise OptionError("log_json", "cannot be used with --distributed: every process would write it")
     check_folder(Path(args.out))
     if distributed.start(devices=args.threads or 1) == 1:
-        print("this process trains alone: no launcher of several processes was found", file=sys.stderr)
+        print("one process trains: no launcher has started others", file=sys.stderr)
     is_first = jax.process_index() == 0
     try:
         with nullcontext() if is_first else _quiet(), folder_lock.locked(args.out) if is_first else nullcontext():

@@ -51,12 +51,9 @@ def _processes(command: Sequence[str], number: int) -> Iterator[list[subprocess.
         for process in processes:
             process.send_signal(signal_number)
 
-    def ignore(signal_number: int, _: FrameType | None) -> None:
-        del signal_number
-
     # A terminal sends Ctrl-C to the processes too; a scheduler sends SIGTERM to this one alone. New processes do not
     # inherit functions as handlers.
-    handlers: dict[int, Any] = {signal.SIGINT: ignore, signal.SIGTERM: forward, signal.SIGHUP: forward}
+    handlers: dict[int, Any] = {signal.SIGINT: lambda *_: None, signal.SIGTERM: forward, signal.SIGHUP: forward}
     handlers = {each: handler for each, handler in handlers.items() if signal.getsignal(each) != signal.SIG_IGN}
     previous = {each: signal.signal(each, handler) for each, handler in handlers.items()}
     try:

@@ -75,7 +75,7 @@ def posteriors(
     Args:
       model: Priors, ``tol`` and ``max_iter``; ``num_docs`` has no effect.
       lam: λ [V, K].
-      X: DocumentsLike × words, as in :func:`smoothgrad_jax.pack`, or a :class:`smoothgrad_jax.Corpus`, with at most V
+      X: Documents × words, as in :func:`smoothgrad_jax.pack`, or a :class:`smoothgrad_jax.Corpus`, with at most V
       words.
       tol, max_iter: When the fit of a document stops; by default as the model says.
       threads: Number of threads; by default one per core, up to 8.

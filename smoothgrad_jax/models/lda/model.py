@@ -253,7 +253,7 @@ def split_held_out(data: HeldOutData, key: PRNGKey | None, num_words: int) -> He
     """Return held-out documents as two packed halves.
 
     Args:
-      data: HeldOutData, or a pair ``(observed, held_out)`` from :func:`split_documents`.
+      data: Documents, or a pair ``(observed, held_out)`` from :func:`split_documents`.
       key: Decides which tokens are observed; needed unless ``data`` is a pair.
       num_words: V of the model.
 
